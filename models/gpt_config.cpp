@@ -263,7 +263,7 @@ double flops_per_token(const GptConfig& config, std::int64_t seq, AttentionFlops
                        Recompute recompute) {
   const GptConfig c = config.resolved();
   const double h = static_cast<double>(c.hidden_size);
-  // Of a key, and of a value.
+  // The width of a key, and of a value, over all heads.
   const double pair_width = static_cast<double>(
       c.num_heads * (c.head_dim + (c.mla.kv_lora_rank > 0 ? c.mla.v_head_dim : c.head_dim)));
   const config::Moe& e = c.moe;

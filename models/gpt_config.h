@@ -63,7 +63,7 @@ struct GptConfig : config::Model {
   /// What is added to the gains of norms.
   double norm_shift() const { return norm_unit_offset ? 1 : 0; }
   autograd::Init init() const { return autograd::Init::normal(0, init_std); }
-  /// Of a weight of so many inputs.
+  /// The initial values of a weight of so many inputs.
   autograd::Init init_of(std::int64_t inputs) const;
   /// Weights that project back onto the residual stream start smaller, so that the stream's variance does not
   /// grow with depth (Radford et al. 2019), but where norms follow each sum, or widths scale them.

@@ -58,7 +58,7 @@ Var LatentAttention::queries(Tape& tape, const Var& x) {
 Var LatentAttention::whole(Tape& tape, const Var& q, const Var& latent, const Var& turning) {
   tensor::Attention geometry = parallel::rank_heads(geometry_, layout_);
   const Var kv = (*kv_up_)(tape, latent);
-  // Of the parts' rows, where tensor ranks cut these, all; what their heads find of the gradient is added up.
+  // All rows of the keys' rotary part, where tensor ranks cut them; backward adds up their heads' gradients.
   const Var shared = layout_.cuts_stream()
                          ? parallel::all_gather(turning, parallel::row_dim, layout_.tensor, path() + " keys")
                          : parallel::copy_to(turning, layout_.tensor, path() + " keys");

@@ -18,7 +18,7 @@ class ShardedModel;
 /// gradients that are open. Several may be under way at once, each on its own tape; their backward passes
 /// begin in the order of the micro-batches, so that sums have that order. Used from the rank's thread.
 ///
-/// Of a model in parts (nn::LayeredModel) a pass may go through some of them, and others go through the rest.
+/// A pass may go through some of the parts of a model (nn::LayeredModel) while others go through the rest.
 ///
 ///   pass.begin(parts, last); Var loss = model(pass.tape(), batch);
 ///   pass.begin_backward(loss, seed); while (pass.continue_backward()) {}

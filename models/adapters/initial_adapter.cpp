@@ -138,7 +138,7 @@ void PlainLora::read(const std::string& name, const Slice& slice, std::int64_t b
         is_a ? tensor::Shape{elements / layer->adapted.weight.columns, layer->adapted.weight.columns}
              : tensor::Shape{elements / rank, rank};
     const std::vector<float> trained = read_values(adapter_, name, shape, device_);
-    // Of A a target's rows come behind each other, of B the columns of each row.
+    // In A, a target's rows of A₀ come behind its own rows; in B, a row's columns of -B₀ behind its own.
     const std::int64_t part = is_a ? rank * shape[1] : rank;
     values_.clear();
     for (std::int64_t at = 0; at < elements; at += part) {

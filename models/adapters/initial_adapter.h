@@ -26,7 +26,7 @@ class InitialProducts {
   struct Layer : LayerProducts {
     AdaptedWeight adapted;
   };
-  /// Of the layer with that path, "blocks.0.attention.qkv"; null where it has no adapter.
+  /// The products of the layer with that path, "blocks.0.attention.qkv"; null where it has no adapter.
   const Layer* of(const std::string& layer);
   nn::WeightSource& base() const { return base_; }
   device::Device& device() const { return device_; }

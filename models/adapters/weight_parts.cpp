@@ -82,7 +82,7 @@ Triplets largest_triplets(Products& of, std::int64_t rank) {
   const std::int64_t most = smaller;
   const auto forth = [&](const MatrixXd& x) { return wide ? of.apply_transposed(x) : of.apply(x); };
   const auto back = [&](const MatrixXd& x) { return wide ? of.apply(x) : of.apply_transposed(x); };
-  // Of Q's columns, a basis of the smaller side: T is what leads to the other side, N back from there.
+  // Q's columns are a basis of the smaller side; T = forth(Q), N = back(T), and the Gram matrix is TᵀT.
   MatrixXd q, t, n, gram;
   MatrixXd block = start(smaller, std::min(rank + spare, most));
   std::int64_t looked_at = 0;  // columns when triplets were last taken of them, which costs their cube

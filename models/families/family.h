@@ -15,7 +15,7 @@
 
 namespace sherd::models {
 
-/// Those of layers of linear attention.
+/// The names of tensors in layers of linear attention.
 struct LinearNames {
   std::string prefix = "linear_attn", qkv = "in_proj_qkv", z = "in_proj_z";
   std::vector<std::string> ba{"in_proj_b", "in_proj_a"};  ///< of one name: grouped by key heads
@@ -35,12 +35,12 @@ struct TensorNames {
   std::vector<std::string> qkv{"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"};
   std::string q_norm = "self_attn.q_norm", k_norm = "self_attn.k_norm", projection = "self_attn.o_proj";
   std::string sinks = "self_attn.sinks";
-  // Of latent attention, and of queries without latents.
+  // Latent attention; `q`: queries without latents.
   std::string q = "self_attn.q_proj", q_down = "self_attn.q_a_proj",
               q_latent_norm = "self_attn.q_a_layernorm";
   std::string q_up = "self_attn.q_b_proj", kv_down = "self_attn.kv_a_proj_with_mqa";
   std::string kv_latent_norm = "self_attn.kv_a_layernorm", kv_up = "self_attn.kv_b_proj";
-  // Of a decoder's attention to an encoder; and relative positions, in a stack's first block.
+  // A decoder's attention to an encoder; and relative positions, in a stack's first block.
   std::string cross_norm = "", cross_projection = "", positions_table = "";
   std::vector<std::string> cross_qkv{};
   std::vector<std::string> up{"mlp.gate_proj", "mlp.up_proj"};
@@ -58,7 +58,7 @@ struct TensorNames {
   LinearNames linear{};
   // Behind the blocks, without the prefix.
   std::string head = "lm_head", head_dense = "", head_norm = "", head_bias = "";
-  std::string classifier = "";  ///< of labels
+  std::string classifier = "";    ///< of labels
   std::string rewards = "score";  ///< of a decoder's
   /// In the place of head_dense, with the prefix; what follows it where texts come in pairs, without.
   std::string pooler = "", sentence_head = "";
@@ -86,7 +86,7 @@ struct Family {
   void (*settle)(Published&) = nullptr;
   JsonKeys keys;  ///< in the order in which they are written
   TensorNames names = {};
-  /// Those of the blocks of an encoder in front of a decoder, and of the norm behind.
+  /// The names in the blocks of an encoder in front of a decoder, and of the norm behind them.
   TensorNames encoder_names = {};
   std::vector<std::string> lora_targets{"q_proj", "v_proj"};  ///< PEFT's defaults
   std::vector<std::string> ia3_targets{"k_proj", "v_proj", "down_proj"};
@@ -136,7 +136,7 @@ JsonKeys window_keys(WindowKeys has = {});
 JsonKeys experts_keys(std::string count, std::string other_count);
 /// The first thing of the experts that no class of transformers has.
 std::optional<std::string> lacks_experts(const config::Model& model);
-/// Of classes like Mixtral's, whose every block has experts that weigh by a softmax of those chosen.
+/// The same for classes like Mixtral's, whose every block has experts weighed by a softmax of those chosen.
 std::optional<std::string> lacks_mixture(const config::Model& model);
 /// The keys of classes like DeepSeek's, whose experts lie in groups beside shared ones, and of their routers
 /// of sigmoids.

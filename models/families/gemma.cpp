@@ -11,7 +11,7 @@ using config::LayerType;
 using config::Node;
 using config::Value;
 
-/// Of each so many layers the last sees everything, where layer_types does not say it.
+/// Every so many layers the last has full attention, where layer_types does not say it.
 void set_pattern(Published& p, std::int64_t every) {
   p.model.layer_types.assign(static_cast<std::size_t>(every), LayerType::sliding_attention);
   p.model.layer_types.back() = LayerType::full_attention;

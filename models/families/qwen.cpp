@@ -106,7 +106,7 @@ JsonKey full_attention_interval() {
   return config::custom<Published>("full_attention_interval", "", read);
 }
 
-/// Of the classes with linear attention. `moe`: the keys of their experts.
+/// The keys of the classes with linear attention. `moe`: the keys of their experts.
 JsonKeys hybrid_keys(JsonKeys moe) {
   return joined(
       decoder_sizes(), no_biases(true, false), rope_keys({.partial = true}),

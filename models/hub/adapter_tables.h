@@ -18,7 +18,7 @@ std::vector<std::string> saved_parameters(const GptConfig& model);
 /// and of a head of its own.
 struct TrainedTokenIds {
   std::vector<std::int64_t> of_table, of_head;
-  /// Of the layer "tokens" or "head".
+  /// The ids of the layer "tokens" or "head".
   const std::vector<std::int64_t>& of(std::string_view layer) const {
     return layer == "tokens" ? of_table : of_head;
   }

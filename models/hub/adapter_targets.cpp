@@ -16,8 +16,8 @@ using config::AdapterType;
 
 namespace {
 
-/// Of all of a name, or of an end of it behind a dot. Compiled once: a model of many experts has thousands of
-/// names. Throws Error{config} naming the key.
+/// A regular expression for all of a name; `also_ends`: or for an end of it behind a dot. Compiled once: a
+/// model of many experts has thousands of names. Throws Error{config} naming the key.
 const std::regex& compiled(const std::string& pattern, const char* key, bool also_ends) {
   thread_local std::map<std::string, std::regex> known;
   constexpr std::size_t most = 8192;  // more than a configuration has

@@ -17,7 +17,7 @@ using tensor::SafetensorsEntry;
 using tensor::SafetensorsFolder;
 using tensor::Shape;
 
-/// Of a matrix alone there is such a form.
+/// Whether `as` is a matrix: only matrices are stored in few bits. Any other goes to the findings.
 bool is_matrix(const PublishedTensor& as, const std::string& name, const LowBitMatrix::Findings& findings) {
   if (as.shape.rank() == 2) return true;
   findings.misshapen.push_back(cat(name, ", in few bits, for ", as.shape.str()));

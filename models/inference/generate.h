@@ -62,10 +62,10 @@ using OnToken = std::function<bool(std::size_t text, std::int32_t token)>;
 /// Where a text with its continuation is longer than seq_length tokens, it is read again whenever it has
 /// filled them: its last seq_length/2 tokens, from position 0 on, then grow to seq_length. (A prompt of more
 /// tokens than seq_length begins with its last seq_length.) So a token sees the seq_length/2 before it at
-/// least. Of a model with virtual tokens (GptConfig::prompt()) these stand in front of all that, and
-/// max_text() is what they leave.
+/// least. A model's virtual tokens (GptConfig::prompt()) stand in front of all that, and max_text() is what
+/// they leave.
 ///
-/// Of an encoder in front of a decoder the prompt is what the encoder reads, its first encoder.seq_length
+/// With an encoder in front of the decoder, the encoder reads the prompt, its first encoder.seq_length
 /// tokens; the decoder writes no more tokens than it has places (config::Model::target_length()).
 ///
 /// All ranks of a sharded model call this alike, and on_token answers alike on all. Throws Error{usage} for

@@ -11,8 +11,8 @@
 namespace sherd::models {
 
 /// A text whose tokens from `first` on are scored, each given all before it.
-/// Of a model with an encoder in front the tokens before `first` are what that reads, and the decoder writes
-/// the others: no more of each than there are places for.
+/// With an encoder in front of the decoder, the tokens before `first` are what the encoder reads, and the
+/// decoder writes the others: no more of each than there are places for.
 struct ScoreRequest {
   std::vector<std::int32_t> tokens;  ///< two at least, max_text() + 1 at most
   std::int64_t first = 1;            ///< in [1, tokens.size())

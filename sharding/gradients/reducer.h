@@ -38,7 +38,7 @@ struct ReducerOptions {
 /// add their own sums in replica order. These are transfers between neighbours: they do not wait for each
 /// other in the communicator, as collectives would.
 ///
-/// Of the segments of one RankGroups, or of all that one group of replicas has: these match transfers by
+/// Serves the segments of one RankGroups, or of all that one group of replicas has: these match transfers by
 /// their order, whatever shard groups they are for. Used from the rank's thread; all ranks of these groups
 /// submit the same segments in the same order, at the same points of their programs: what some of them leave
 /// out (experts) has a group of replicas of its own. When a bucket is dealt with, Turns says.

@@ -20,8 +20,8 @@ struct SimulatedStep {
 
 /// How long a stage takes for an instruction.
 struct InstructionTime {
-  /// Of a send: the transfer; of a gather: until the parameters have come once it has begun. These go on
-  /// beside the list, all others hold it up.
+  /// For a send, the time of the transfer; for a gather, until the parameters have come once it has begun.
+  /// These go on beside the list, all others hold it up.
   double seconds = 0;
   /// What the instruction hands over to run beside the list, as reductions of gradients do behind backward:
   /// one thing after the other, from `handed_over_at` on, a time within the instruction. Its last

@@ -41,7 +41,7 @@ class KeyCache {
   void begin(tensor::Device& device, std::vector<Rows> rows, std::int64_t width,
              std::int64_t source_rows = 0);
   std::int64_t source_rows() const { return source_rows_; }
-  /// Of each sequence how many of these hold tokens; null: all do, or there are none.
+  /// How many of these rows hold tokens, by sequence; null: all do, or there are none.
   std::shared_ptr<const std::vector<std::int32_t>> source_lengths() const { return source_lengths_; }
   const std::vector<Rows>& rows() const { return rows_; }
   /// Every text of the pass begins with it, by several rows: they see nothing but each other.

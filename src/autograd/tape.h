@@ -73,7 +73,7 @@ class Var {
   Var() = default;
   bool defined() const { return state_ != nullptr; }
   const Tensor& value() const;
-  // Of a parameter in few bits, whose values are not made for them.
+  // Neither shape() nor dtype() dequantises a parameter that is kept in few bits.
   const Shape& shape() const;
   DType dtype() const;
   Tape& tape() const;
@@ -209,8 +209,8 @@ class Tape {
   /// Which rows of the micro-batch's sequences, which lie behind each other, hold no token but fill their
   /// sequence up: routers leave them out. Null: all hold one.
   std::shared_ptr<const std::vector<bool>> filling;
-  /// Of each sequence how many rows of an encoder in front of a decoder hold tokens, the first ones; null:
-  /// all of them do.
+  /// For an encoder in front of a decoder: how many of each sequence's encoder rows, the first ones, hold
+  /// tokens; null: all of them do.
   std::shared_ptr<const std::vector<std::int32_t>> source_lengths;
   /// Layers are as they were without their adapters.
   bool without_adapters = false;

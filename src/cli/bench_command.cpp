@@ -88,14 +88,17 @@ void run_bench(const CommandLine& line, const char* bench, const Measure& measur
         line);
 }
 
-void bench_adam(const Arguments& arguments) {
+CommandLine adam_line() {
   CommandLine line =
       bench_line("adam", "Measures the fused AdamW step against the machine's memory bandwidth.",
                  "[--parameters N] [--threads T]", "9");
   line.value("parameters", "N", "parameters per step; 28 bytes of memory each. Far more than the caches hold",
              "50M")
       .value("threads", "T", "compute threads", std::to_string(available_cores()));
-  if (!line.parse(arguments)) return;
+  return line;
+}
+
+void bench_adam(const CommandLine& line) {
   const std::int64_t asked = line.amount("parameters", 64, thousand), parameters = asked / 64 * 64;
   const int threads = small(line.integer("threads", 1)), rounds = rounds_of(line);
   bench::require_memory(static_cast<double>(parameters) * bench::AdamBench::memory_per_parameter,
@@ -121,7 +124,7 @@ std::vector<offload::StoreOptions::Backend> backends_of(const CommandLine& line)
   return backends;
 }
 
-void bench_nvme(const Arguments& arguments) {
+CommandLine nvme_line() {
   CommandLine line = bench_line(
       "nvme", "Measures the offload store against the disk it lies on.",
       "--path DIR [--bytes N] [--block-size B,...] [--queue-depth D,...] [--backend X,...] [--threads T,...]",
@@ -132,7 +135,10 @@ void bench_nvme(const Arguments& arguments) {
       .value("queue-depth", "D,...", "requests under way (aio.queue_depth); several are compared", "8")
       .value("backend", "X,...", "auto, io_uring or threads (aio.backend); several are compared", "auto")
       .value("threads", "T,...", "of the backend threads (aio.thread_count); several are compared", "1");
-  if (!line.parse(arguments)) return;
+  return line;
+}
+
+void bench_nvme(const CommandLine& line) {
   bench::NvmeBenchOptions options;
   options.folder = line.required("path");
   options.bytes = static_cast<std::uint64_t>(line.amount("bytes", 8192, kibi));
@@ -164,14 +170,17 @@ std::optional<bench::BenchReport> measure_rank(comm::Communicator& comm,
   return bench::comm_report(times, options, backend, comm.size(), barrier);
 }
 
-void bench_comm(const Arguments& arguments) {
+CommandLine comm_line() {
   CommandLine line =
       bench_line("comm", "Measures collectives against memcpy.", "[--ranks N] [--mib M] [--threads T]", "15");
   line.value("ranks", "N",
              "local ranks in this process; under mpirun, srun or torchrun the launcher's are taken", "2")
       .value("mib", "M", "size of the whole fp32 tensor", "64")
       .value("threads", "T", "with which each rank copies and sums", "1");
-  if (!line.parse(arguments)) return;
+  return line;
+}
+
+void bench_comm(const CommandLine& line) {
   comm::CommOptions comm_options;
   comm_options.timeout_seconds = 300;
   comm_options.threads = small(line.integer("threads", 1));
@@ -201,7 +210,7 @@ void bench_comm(const Arguments& arguments) {
   if (report) print(*report, line);
 }
 
-void bench_gemm(const Arguments& arguments) {
+CommandLine gemm_line() {
   CommandLine line = bench_line(
       "gemm", "Measures a transformer's matrix products and attention against the processor's peak.",
       "[--threads T] [--tokens N] [--hidden H] [--vocab V] [--only TEXT]", "5");
@@ -210,7 +219,10 @@ void bench_gemm(const Arguments& arguments) {
       .value("hidden", "H", "width of the model", "768")
       .value("vocab", "V", "size of the vocabulary", "50257")
       .value("only", "TEXT", "cases whose name holds this, as 'bf16 qkv', 'head' or 'attention'");
-  if (!line.parse(arguments)) return;
+  return line;
+}
+
+void bench_gemm(const CommandLine& line) {
   bench::GemmBenchOptions options;
   options.threads = small(line.integer("threads", 1)), options.rounds = rounds_of(line);
   options.tokens = line.amount("tokens", 1, thousand), options.hidden = line.amount("hidden", 1, thousand);
@@ -220,7 +232,7 @@ void bench_gemm(const Arguments& arguments) {
   run_bench(line, "gemm", [&](const bench::Tell& tell) { return bench::measure_gemm(options, tell); });
 }
 
-void bench_machine(const Arguments& arguments) {
+CommandLine machine_line() {
   CommandLine line(
       "bench machine",
       "Measures the rates by which `sherd plan` predicts steps on this machine, and writes them as a "
@@ -235,7 +247,10 @@ void bench_machine(const Arguments& arguments) {
           "width", "W",
           "of the widest model that is measured, at least 64; narrow ones take less time (1024; GPUs: 4096)")
       .value("rounds", "R", "steps of each model that are measured", "3");
-  if (!line.parse(arguments)) return;
+  return line;
+}
+
+void bench_machine(const CommandLine& line) {
   const std::string path = line.required("output");
   bench::MachineBenchOptions options;
   options.cores = small(line.integer("threads", 1)), options.steps = rounds_of(line);
@@ -259,43 +274,25 @@ void bench_machine(const Arguments& arguments) {
   require_written(out);
 }
 
-struct Bench {
-  const char* name;
-  const char* summary;
-  void (*run)(const Arguments&);
+constexpr Command benches[] = {
+    {"adam", "the optimizer step, against the memory's bandwidth", adam_line, bench_adam},
+    {"nvme", "the offload store, against the disk", nvme_line, bench_nvme},
+    {"comm", "collectives between ranks, against memcpy", comm_line, bench_comm},
+    {"gemm", "matrix products and attention, against the processor's peak", gemm_line, bench_gemm},
+    {"machine", "the rates of this machine, for `sherd plan`", machine_line, bench_machine},
 };
-constexpr Bench benches[] = {
-    {"adam", "the optimizer step, against the memory's bandwidth", bench_adam},
-    {"nvme", "the offload store, against the disk", bench_nvme},
-    {"comm", "collectives between ranks, against memcpy", bench_comm},
-    {"gemm", "matrix products and attention, against the processor's peak", bench_gemm},
-    {"machine", "the rates of this machine, for `sherd plan`", bench_machine},
-};
-
-void print_help() {
-  std::string text =
-      "Measures a part of this machine and of Sherd, each against its limit in the same rounds.\n\n"
-      "usage: sherd bench NAME ...\n\n";
-  for (const Bench& bench : benches)
-    text += cat("  ", bench.name, std::string(12 - std::string_view(bench.name).size(), ' '), bench.summary,
-                "\n");
-  text += "\n'sherd bench NAME --help' lists the options. Let nothing else run meanwhile.\n";
-  std::fputs(text.c_str(), stdout);
-}
 
 }  // namespace
 
-void bench_command(const Arguments& arguments) {
-  if (arguments.empty())
-    throw UsageError("bench what? adam, nvme, comm, gemm or machine. See 'sherd bench --help'");
-  const std::string& name = arguments[0];
-  if (name == "--help" || name == "-h") return print_help();
-  for (const Bench& bench : benches)
-    if (name == bench.name) return bench.run({arguments.begin() + 1, arguments.end()});
-  std::vector<std::string> names;
-  for (const Bench& bench : benches) names.emplace_back(bench.name);
-  throw UsageError(
-      cat("unknown benchmark '", excerpt(name), "'; ", suggest(name, names), " See 'sherd bench --help'"));
+CommandLine bench_group() {
+  return {"bench",
+          "Measures a part of this machine and of Sherd, each against its limit in the same rounds. Let "
+          "nothing else run meanwhile.",
+          "NAME ..."};
+}
+
+std::span<const Command> bench_commands() {
+  return benches;
 }
 
 }  // namespace sherd::cli

@@ -144,7 +144,7 @@ void verify_all(const fs::path& folder) {
 
 }  // namespace
 
-void checkpoint_command(const Arguments& arguments) {
+CommandLine checkpoint_line() {
   CommandLine line("checkpoint",
                    "Looks at a checkpoint, verifies it, or writes it again for another number of ranks.",
                    "inspect|verify|convert CKPT [--tag TAG] [--parameters] [--all] [--output D [--ranks N] "
@@ -158,7 +158,10 @@ void checkpoint_command(const Arguments& arguments) {
       .value("ranks", "N", "convert: as if so many ranks had saved, a file each", "1")
       .flag("weights-only", "convert: without states of the optimizer; for training.init_from and generate")
       .rest_to("what");
-  if (!line.parse(arguments)) return;
+  return line;
+}
+
+void checkpoint_command(const CommandLine& line) {
   const std::vector<std::string> words = line.all("what");
   const std::vector<std::string> actions = {"inspect", "verify", "convert"};
   if (words.empty() || std::find(actions.begin(), actions.end(), words[0]) == actions.end())

@@ -68,7 +68,13 @@ std::string suggest(const std::string& word, const std::vector<std::string>& kno
 }
 
 struct CommandLine::State {
-  State(std::string name, std::string about) : command(std::move(name)), options("sherd " + command, about) {}
+  State(std::string name, std::string about, std::string usage)
+      : command(std::move(name)),
+        summary(std::move(about)),
+        synopsis(std::move(usage)),
+        parser("sherd " + command, summary) {
+    parser.custom_help(synopsis).positional_help("").show_positional_help().set_width(110);
+  }
 
   template <class... Args>
   [[noreturn]] void wrong(const Args&... args) const {
@@ -76,71 +82,110 @@ struct CommandLine::State {
     throw UsageError(cat(message, message.ends_with('?') || message.ends_with('.') ? "" : ".", " See 'sherd ",
                          command, " --help'"));
   }
-  void add(const std::string& name, const std::string& help, std::shared_ptr<cxxopts::Value> value,
-           const std::string& shown) {
-    options.add_options("")(name, help, std::move(value), shown);
-    names.push_back(name);
+  void add(Option option, std::shared_ptr<cxxopts::Value> value) {
+    const std::string letter = option.name == "help" ? "h," : "";
+    parser.add_options("")(letter + option.name, option.help, std::move(value), option.shown);
+    options.push_back(std::move(option));
+  }
+  /// Declares what every command has, behind its own options.
+  void complete() {
+    if (std::exchange(whole, true)) return;
+    add({Option::Kind::flag, "help", "", "print this", ""}, cxxopts::value<bool>());
   }
 
-  std::string command;
-  cxxopts::Options options;
-  std::vector<std::string> names;
+  std::string command, summary, synopsis;
+  cxxopts::Options parser;
+  std::vector<Option> options;
+  bool whole = false;
+  std::string rest;
+  bool takes_program = false;
+  std::vector<std::string> program;
   cxxopts::ParseResult result;
 };
 
 CommandLine::CommandLine(std::string command, std::string summary, std::string synopsis)
-    : state_(std::make_unique<State>(std::move(command), std::move(summary))) {
-  state_->options.custom_help(std::move(synopsis)).positional_help("").show_positional_help().set_width(110);
-}
+    : state_(std::make_unique<State>(std::move(command), std::move(summary), std::move(synopsis))) {}
 CommandLine::~CommandLine() = default;
 CommandLine::CommandLine(CommandLine&&) noexcept = default;
 
 CommandLine& CommandLine::flag(const std::string& name, const std::string& help) {
-  state_->add(name, help, cxxopts::value<bool>(), "");
+  state_->add({Option::Kind::flag, name, "", help, ""}, cxxopts::value<bool>());
   return *this;
 }
 
 CommandLine& CommandLine::value(const std::string& name, const std::string& shown, const std::string& help,
                                 const std::string& fallback) {
   auto value = cxxopts::value<std::string>();
-  state_->add(name, help, fallback.empty() ? value : value->default_value(fallback), shown);
+  if (!fallback.empty()) value->default_value(fallback);
+  state_->add({Option::Kind::value, name, shown, help, fallback}, std::move(value));
   return *this;
 }
 
 CommandLine& CommandLine::list(const std::string& name, const std::string& shown, const std::string& help) {
-  state_->add(name, help, cxxopts::value<std::vector<std::string>>(), shown);
+  state_->add({Option::Kind::list, name, shown, help, ""}, cxxopts::value<std::vector<std::string>>());
   return *this;
 }
 
 CommandLine& CommandLine::rest_to(const std::string& name) {
-  state_->options.parse_positional(name);
+  state_->parser.parse_positional(name);
+  state_->rest = name;
   return *this;
 }
 
-bool CommandLine::parse(const std::vector<std::string>& arguments) {
-  state_->options.add_options("")("h,help", "print this");
-  state_->names.push_back("help");
+CommandLine& CommandLine::program_follows() {
+  state_->takes_program = true;
+  return *this;
+}
+
+const std::string& CommandLine::command() const {
+  return state_->command;
+}
+const std::string& CommandLine::summary() const {
+  return state_->summary;
+}
+const std::string& CommandLine::synopsis() const {
+  return state_->synopsis;
+}
+const std::vector<Option>& CommandLine::options() const {
+  state_->complete();
+  return state_->options;
+}
+const std::string& CommandLine::rest() const {
+  return state_->rest;
+}
+const std::vector<std::string>& CommandLine::program() const {
+  return state_->program;
+}
+
+bool CommandLine::parse(std::vector<std::string> arguments) {
+  if (state_->takes_program) {
+    const auto dashes = std::find(arguments.begin(), arguments.end(), "--");
+    if (dashes != arguments.end()) state_->program.assign(dashes + 1, arguments.end());
+    arguments.erase(dashes, arguments.end());
+  }
+  std::vector<std::string> names;
+  for (const Option& option : options()) names.push_back(option.name);
   for (const std::string& argument : arguments) {  // cxxopts would not say which name was meant
     if (argument == "--") break;
     if (!argument.starts_with("--")) continue;
     const std::string name = argument.substr(2, argument.find('=') - 2);
-    if (std::find(state_->names.begin(), state_->names.end(), name) == state_->names.end())
-      state_->wrong("unknown option '--", excerpt(name), "'; ", suggest(name, state_->names, "--"));
+    if (std::find(names.begin(), names.end(), name) == names.end())
+      state_->wrong("unknown option '--", excerpt(name), "'; ", suggest(name, names, "--"));
   }
   std::vector<const char*> pointers{"sherd"};
   for (const std::string& argument : arguments) pointers.push_back(argument.c_str());
   try {
-    state_->result = state_->options.parse(static_cast<int>(pointers.size()), pointers.data());
+    state_->result = state_->parser.parse(static_cast<int>(pointers.size()), pointers.data());
   } catch (const cxxopts::exceptions::no_such_option& error) {
     const std::string name = short_option(arguments);
     if (name.empty()) state_->wrong(excerpt(error.what(), 300));
     state_->wrong("unknown option '-", excerpt(name),
-                  "'; options have two dashes: ", suggest(name, state_->names, "--"));
+                  "'; options have two dashes: ", suggest(name, names, "--"));
   } catch (const cxxopts::exceptions::exception& error) {
     state_->wrong(excerpt(error.what(), 300));
   }
   if (has("help")) {
-    std::fputs(state_->options.help().c_str(), stdout);
+    std::fputs(state_->parser.help().c_str(), stdout);
     return false;
   }
   if (!state_->result.unmatched().empty())

@@ -20,6 +20,13 @@ class UsageError : public std::runtime_error {
 std::string suggest(const std::string& word, const std::vector<std::string>& known,
                     const std::string& prefix = "");
 
+/// An option as a command declares it.
+struct Option {
+  enum class Kind : std::uint8_t { flag, value, list };
+  Kind kind;
+  std::string name, shown, help, fallback;
+};
+
 /// The options of one command: declared, parsed, read. Values may follow as `--name value` or `--name=value`.
 /// Every mistake throws UsageError naming the option, its value and where help is.
 class CommandLine {
@@ -39,9 +46,18 @@ class CommandLine {
   /// Values that no option takes belong to the list `name`, so that `--name a b` and a shell's `--name *.txt`
   /// work.
   CommandLine& rest_to(const std::string& name);
+  /// What stands behind "--" is a program with its arguments.
+  CommandLine& program_follows();
 
   /// Parses what follows the command's name. False when help was asked for (and printed to stdout).
-  bool parse(const std::vector<std::string>& arguments);
+  bool parse(std::vector<std::string> arguments);
+
+  const std::string& command() const;               ///< "bench adam"
+  const std::string& summary() const;               ///< what it does, in sentences
+  const std::string& synopsis() const;              ///< what follows its name
+  const std::vector<Option>& options() const;       ///< in the order of the help, --help too
+  const std::string& rest() const;                  ///< the option of rest_to(); empty: none
+  const std::vector<std::string>& program() const;  ///< behind "--"
 
   bool has(const std::string& name) const;  ///< given on the command line
   std::string text(const std::string& name) const;

@@ -212,27 +212,6 @@ class Evaluation {
   std::chrono::steady_clock::time_point told_ = std::chrono::steady_clock::now();
 };
 
-CommandLine evaluate_command_line() {
-  CommandLine line(
-      "evaluate",
-      "Scores log-likelihoods: choices and completions of tasks, perplexity of texts and "
-      "datasets; of models with "
-      "labels their accuracy and F1 on a dataset; of answers that people compared, how often the "
-      "chosen one is above.",
-      cat("--checkpoint D (--tasks FILE [--output FILE] | --data PREFIX [--output FILE]) [--limit N] "
-          "[--batch-tokens N] [--json] ",
-          inference_synopsis));
-  line.value("tasks", "FILE", "lines of JSON: context and choices and answer; context and completion; text")
-      .value("data", "PREFIX", "a dataset of `sherd prepare`, of which each document is scored")
-      .value("output", "FILE",
-             "what became of each example of --tasks, or of each pair of --data, as lines of JSON")
-      .value("limit", "N", "this many examples or documents only; 0: all", "0")
-      .value("batch-tokens", "N", "tokens that a pass takes at most", "4096")
-      .flag("json", "print one JSON object instead of a table");
-  add_inference_options(line);
-  return line;
-}
-
 Questions questions_of(const CommandLine& line) {
   if (line.has("tasks") == line.has("data"))
     throw UsageError(line.has("tasks") ? "give --tasks or --data, not both"
@@ -285,9 +264,28 @@ std::string scores_json(const std::map<std::string, TaskMetrics>& tasks) {
 
 }  // namespace
 
-void evaluate_command(const Arguments& arguments) {
-  CommandLine line = evaluate_command_line();
-  if (!line.parse(arguments)) return;
+CommandLine evaluate_line() {
+  CommandLine line(
+      "evaluate",
+      "Scores log-likelihoods: choices and completions of tasks, perplexity of texts and "
+      "datasets; of models with "
+      "labels their accuracy and F1 on a dataset; of answers that people compared, how often the "
+      "chosen one is above.",
+      cat("--checkpoint D (--tasks FILE [--output FILE] | --data PREFIX [--output FILE]) [--limit N] "
+          "[--batch-tokens N] [--json] ",
+          inference_synopsis));
+  line.value("tasks", "FILE", "lines of JSON: context and choices and answer; context and completion; text")
+      .value("data", "PREFIX", "a dataset of `sherd prepare`, of which each document is scored")
+      .value("output", "FILE",
+             "what became of each example of --tasks, or of each pair of --data, as lines of JSON")
+      .value("limit", "N", "this many examples or documents only; 0: all", "0")
+      .value("batch-tokens", "N", "tokens that a pass takes at most", "4096")
+      .flag("json", "print one JSON object instead of a table");
+  add_inference_options(line);
+  return line;
+}
+
+void evaluate_command(const CommandLine& line) {
   const std::int64_t most_rows = line.integer("batch-tokens", 1);
   const Questions questions = questions_of(line);
   const Inference inference(line);

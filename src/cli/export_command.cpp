@@ -416,7 +416,7 @@ std::size_t write_model(Exported& what, const fs::path& folder, device::Device& 
 
 }  // namespace
 
-void export_command(const Arguments& arguments) {
+CommandLine export_line() {
   CommandLine line(
       "export",
       "Writes a checkpoint's model as Hugging Face's transformers reads it: config.json, safetensors, "
@@ -443,7 +443,10 @@ void export_command(const Arguments& arguments) {
       .value("max-shard-size", "N", "bytes of a file at most, as 5GB; a larger tensor has a file of its own",
              "5GB")
       .rest_to("from");
-  if (!line.parse(arguments)) return;
+  return line;
+}
+
+void export_command(const CommandLine& line) {
   if (line.all("from").size() != 1)
     throw UsageError("name one checkpoint to export. See 'sherd export --help'");
   const engine::CheckpointReader reader(

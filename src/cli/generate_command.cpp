@@ -17,46 +17,6 @@
 namespace sherd::cli {
 namespace {
 
-CommandLine generate_command_line() {
-  CommandLine line(
-      "generate", "Continues texts with a trained model.",
-      cat("--checkpoint D (--prompt T | --prompts FILE [--output FILE] [--batch-size N] | --chat) "
-          "[--chat [--system TEXT] [--chat-template NAME]] [--embed [--pooling mean|cls|last] | --classify] "
-          "[--max-tokens N] "
-          "[--temperature X] [--top-k K] [--top-p P] [--repetition-penalty X] [--stop TEXT]... [--seed S] ",
-          inference_synopsis));
-  line.value("prompt", "T", "the text to continue; empty: from the beginning of a document")
-      .value("prompts", "FILE",
-             "texts to continue: a line each, or of a .jsonl the \"prompt\" of each line; with --chat also "
-             "\"messages\"")
-      .flag("chat",
-            "answer: prompts are questions, written as the conversations of training were; without any, a "
-            "conversation, whose turns are lines of standard input (/reset, /exit)")
-      .value("system", "TEXT", "of --chat: what a conversation begins with")
-      .value("chat-template", "NAME",
-             "of --chat: chatml, llama3, mistral, plain, or a file; not given: that of the run's data, else "
-             "of the "
-             "model's files")
-      .flag("embed",
-            "in the place of continuations give the texts' embeddings, of what stands behind the last block")
-      .flag("classify",
-            "give the labels of the texts or of their words, by a model that was trained for them")
-      .value("pooling", "P",
-             "of --embed: mean of a text's tokens, cls (the first one's) or last; not given: mean")
-      .value("output", "FILE",
-             "lines of JSON with prompt, completion, tokens and finish, or embedding; not given: stdout")
-      .value("batch-size", "N", "texts that are under way at once", "8")
-      .value("max-tokens", "N", "at most this many tokens; not given: 100, of an answer 512")
-      .value("temperature", "X", "0 takes the likeliest token, 1 samples the model's distribution", "0.8")
-      .value("top-k", "K", "sample among the K likeliest tokens; 0: all", "40")
-      .value("top-p", "P", "and among the likeliest that together have probability P", "1")
-      .value("repetition-penalty", "X", "divide the logits of tokens that the text has by this; 1: none", "1")
-      .list("stop", "TEXT", "end before this text; may be repeated")
-      .value("seed", "S", "of the sampling", "0");
-  add_inference_options(line);
-  return line;
-}
-
 /// The prompts that the options name; there are none for a conversation.
 std::vector<Prompt> prompts_of(const CommandLine& line) {
   const bool chat = line.has("chat");
@@ -183,9 +143,47 @@ void embed_prompts(const CommandLine& line, const Inference& inference, const st
 
 }  // namespace
 
-void generate_command(const Arguments& arguments) {
-  CommandLine line = generate_command_line();
-  if (!line.parse(arguments)) return;
+CommandLine generate_line() {
+  CommandLine line(
+      "generate", "Continues texts with a trained model.",
+      cat("--checkpoint D (--prompt T | --prompts FILE [--output FILE] [--batch-size N] | --chat) "
+          "[--chat [--system TEXT] [--chat-template NAME]] [--embed [--pooling mean|cls|last] | --classify] "
+          "[--max-tokens N] "
+          "[--temperature X] [--top-k K] [--top-p P] [--repetition-penalty X] [--stop TEXT]... [--seed S] ",
+          inference_synopsis));
+  line.value("prompt", "T", "the text to continue; empty: from the beginning of a document")
+      .value("prompts", "FILE",
+             "texts to continue: a line each, or of a .jsonl the \"prompt\" of each line; with --chat also "
+             "\"messages\"")
+      .flag("chat",
+            "answer: prompts are questions, written as the conversations of training were; without any, a "
+            "conversation, whose turns are lines of standard input (/reset, /exit)")
+      .value("system", "TEXT", "of --chat: what a conversation begins with")
+      .value("chat-template", "NAME",
+             "of --chat: chatml, llama3, mistral, plain, or a file; not given: that of the run's data, else "
+             "of the "
+             "model's files")
+      .flag("embed",
+            "in the place of continuations give the texts' embeddings, of what stands behind the last block")
+      .flag("classify",
+            "give the labels of the texts or of their words, by a model that was trained for them")
+      .value("pooling", "P",
+             "of --embed: mean of a text's tokens, cls (the first one's) or last; not given: mean")
+      .value("output", "FILE",
+             "lines of JSON with prompt, completion, tokens and finish, or embedding; not given: stdout")
+      .value("batch-size", "N", "texts that are under way at once", "8")
+      .value("max-tokens", "N", "at most this many tokens; not given: 100, of an answer 512")
+      .value("temperature", "X", "0 takes the likeliest token, 1 samples the model's distribution", "0.8")
+      .value("top-k", "K", "sample among the K likeliest tokens; 0: all", "40")
+      .value("top-p", "P", "and among the likeliest that together have probability P", "1")
+      .value("repetition-penalty", "X", "divide the logits of tokens that the text has by this; 1: none", "1")
+      .list("stop", "TEXT", "end before this text; may be repeated")
+      .value("seed", "S", "of the sampling", "0");
+  add_inference_options(line);
+  return line;
+}
+
+void generate_command(const CommandLine& line) {
   const std::vector<Prompt> prompts = prompts_of(line);
   const bool chat = line.has("chat");
   for (const std::string& stop : line.all("stop"))

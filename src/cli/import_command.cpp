@@ -41,7 +41,7 @@ void take_tokenizer(const std::string& folder, engine::Manifest& manifest, engin
 
 }  // namespace
 
-void import_command(const Arguments& arguments) {
+CommandLine import_line() {
   CommandLine line(
       "import",
       "Makes a checkpoint of a model in Hugging Face's files: of its weights, in fp32, a part at a "
@@ -60,7 +60,10 @@ void import_command(const Arguments& arguments) {
              "what the model computes in where it is used as it is (generate, export); not given: the files' "
              "type")
       .rest_to("from");
-  if (!line.parse(arguments)) return;
+  return line;
+}
+
+void import_command(const CommandLine& line) {
   if (line.all("from").size() != 1) throw UsageError("name one folder to import. See 'sherd import --help'");
   const std::string folder = line.all("from").front();
   if (!is_hugging_face(folder))

@@ -84,7 +84,7 @@ std::string rate_text(DType dtype) {
 
 }  // namespace
 
-void info_command(const Arguments& arguments) {
+CommandLine info_line() {
   CommandLine line("info", "Prints versions, processor, memory and the features of this build.",
                    "[--gemm | --keys | --schema | --flight-recorder F...]");
   line.flag("gemm", "also measure the rate of matrix products, and keep it for MFU");
@@ -94,7 +94,10 @@ void info_command(const Arguments& arguments) {
             "compare flight_recorder_rank_*.json of a run's ranks instead (files, or their folder): who is "
             "behind, and in which call")
       .rest_to("flight-recorder");
-  if (!line.parse(arguments)) return;
+  return line;
+}
+
+void info_command(const CommandLine& line) {
   const bool flights = line.has("flight-recorder");
   const bool keys = line.has("keys"), schema = line.has("schema");
   if (keys + schema + flights + line.has("gemm") > 1)

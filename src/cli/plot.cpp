@@ -336,14 +336,17 @@ void plot_metrics(const std::filesystem::path& metrics, const std::filesystem::p
   write_file_atomically(svg, loss_plot(read_loss_curve(metrics), options));
 }
 
-void plot_command(const Arguments& arguments) {
+CommandLine plot_line() {
   CommandLine line("plot", "Draws the training and validation losses of a metrics file.",
                    "--metrics F.jsonl --output F.svg [--unigram-entropy NATS] [--title TEXT]");
   line.value("metrics", "F.jsonl", "what `sherd train --metrics` wrote")
       .value("output", "F.svg", "where the picture goes")
       .value("unigram-entropy", "NATS", "draw a line at this loss")
       .value("title", "TEXT", "text above the picture", "Loss");
-  if (!line.parse(arguments)) return;
+  return line;
+}
+
+void plot_command(const CommandLine& line) {
   PlotOptions options{.title = line.text("title"), .unigram_entropy = std::nullopt};
   if (line.has("unigram-entropy")) options.unigram_entropy = line.number("unigram-entropy");
   const std::string metrics = line.required("metrics"), output = line.required("output");

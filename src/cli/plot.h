@@ -14,7 +14,8 @@ struct LossCurve {
     double step = 0, loss = 0;
   };
   std::vector<Point> train, validation;  ///< by step; steps whose loss was not finite are left out
-  /// Of runs that learn preferences, likewise: rewards, margins, and the share of pairs with a margin above 0.
+  /// For runs that learn preferences, likewise: rewards, margins, and the share of pairs with a margin above
+  /// 0.
   std::vector<Point> chosen, rejected, margins, accuracies;
 };
 

@@ -88,7 +88,7 @@ std::vector<std::string> names_in(const std::string& list) {
 
 }  // namespace
 
-void prepare_command(const Arguments& arguments) {
+CommandLine prepare_line() {
   CommandLine line("prepare", "Turns text into a dataset of token ids (Megatron's indexed format).",
                    "--input F... --tokenizer byte|spm:MODEL|hf:PATH|spm-train:VOCAB --output PREFIX");
   line.list("input", "F",
@@ -123,7 +123,10 @@ void prepare_command(const Arguments& arguments) {
       .value("pair-field", "NAME", "of --labels: the key of a second text, where a line has one", "text_pair")
       .value("threads", "N", "0: all cores", "0")
       .rest_to("input");
-  if (!line.parse(arguments)) return;
+  return line;
+}
+
+void prepare_command(const CommandLine& line) {
   data::PrepareOptions options;
   options.inputs = line.all("input");
   if (options.inputs.empty()) throw UsageError("--input is missing. See 'sherd prepare --help'");

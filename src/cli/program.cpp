@@ -26,40 +26,81 @@
 namespace sherd::cli {
 namespace {
 
-struct Command {
-  const char* name;
-  const char* summary;
-  void (*run)(const Arguments&);
-};
-
 constexpr Command commands[] = {
-    {"train", "train the model that a configuration describes", train_command},
+    {"train", "train the model that a configuration describes", train_line, train_command},
     {"launch", "start a program's ranks on one machine or several, and begin again where one fails",
-     launch_command},
-    {"estimate", "what memory a run will take, and what to change when it does not fit", estimate_command},
-    {"plan", "which layout of ranks trains a model best on a machine, and how fast", plan_command},
-    {"tune", "try the layouts that plan finds best, and keep the fastest", tune_command},
-    {"verify", "train a run's steps again, and compare them with what was saved", verify_command},
-    {"generate", "continue a text with a trained model", generate_command},
-    {"evaluate", "score a trained model: choices, completions, perplexity", evaluate_command},
-    {"import", "make a checkpoint of a model in Hugging Face's files", import_command},
-    {"export", "write a checkpoint's model as Hugging Face's files", export_command},
-    {"checkpoint", "look at a checkpoint, verify it, or write it for other ranks", checkpoint_command},
-    {"prepare", "turn text into a dataset of token ids", prepare_command},
-    {"plot", "draw the losses of a --metrics file as SVG", plot_command},
-    {"bench", "measure this machine and Sherd on it, part by part", bench_command},
-    {"info", "versions, processor, memory and features", info_command},
+     launch_line, launch_command},
+    {"estimate", "what memory a run will take, and what to change when it does not fit", estimate_line,
+     estimate_command},
+    {"plan", "which layout of ranks trains a model best on a machine, and how fast", plan_line, plan_command},
+    {"tune", "try the layouts that plan finds best, and keep the fastest", tune_line, tune_command},
+    {"verify", "train a run's steps again, and compare them with what was saved", verify_line,
+     verify_command},
+    {"generate", "continue a text with a trained model", generate_line, generate_command},
+    {"evaluate", "score a trained model: choices, completions, perplexity", evaluate_line, evaluate_command},
+    {"import", "make a checkpoint of a model in Hugging Face's files", import_line, import_command},
+    {"export", "write a checkpoint's model as Hugging Face's files", export_line, export_command},
+    {"checkpoint", "look at a checkpoint, verify it, or write it for other ranks", checkpoint_line,
+     checkpoint_command},
+    {"prepare", "turn text into a dataset of token ids", prepare_line, prepare_command},
+    {"plot", "draw the losses of a --metrics file as SVG", plot_line, plot_command},
+    {"bench", "measure this machine and Sherd on it, part by part", bench_group, nullptr, bench_commands},
+    {"info", "versions, processor, memory and features", info_line, info_command},
 };
 
-std::string overview() {
-  std::string text =
-      cat("Sherd ", version(), ": trains transformers sharded over ranks.\n\nusage: sherd COMMAND ...\n\n");
+/// Names and summaries, a line each.
+std::string listed(std::span<const Command> commands) {
+  std::string text;
   for (const Command& command : commands) {
     std::string name = command.name;
     name.resize(12, ' ');
     text += cat("  ", name, command.summary, "\n");
   }
-  return text + "\n'sherd COMMAND --help' lists a command's options.\n";
+  return text;
+}
+
+std::string overview() {
+  return cat("Sherd ", version(), ": trains transformers sharded over ranks.\n\nusage: sherd COMMAND ...\n\n",
+             listed(commands), "\n'sherd COMMAND --help' lists a command's options.\n");
+}
+
+std::string overview_of(const Command& group) {
+  const CommandLine line = group.line();
+  return cat(line.summary(), "\n\nusage: sherd ", group.name, ' ', line.synopsis(), "\n\n",
+             listed(group.commands()), "\n'sherd ", group.name, " NAME --help' lists the options.\n");
+}
+
+void print(const std::string& text) {
+  std::fputs(text.c_str(), stdout);
+}
+
+const Command* find(std::span<const Command> commands, const std::string& name) {
+  const auto found =
+      std::find_if(commands.begin(), commands.end(), [&](const Command& each) { return name == each.name; });
+  return found == commands.end() ? nullptr : &*found;
+}
+
+std::vector<std::string> names_of(std::span<const Command> commands) {
+  std::vector<std::string> out;
+  for (const Command& command : commands) out.emplace_back(command.name);
+  return out;
+}
+
+void run(const Command& command, const Arguments& arguments) {
+  CommandLine line = command.line();
+  if (line.parse(arguments)) command.run(line);
+}
+
+/// Runs the command of a group that the arguments begin with.
+void run_of(const Command& group, const Arguments& arguments) {
+  const std::string help = cat("See 'sherd ", group.name, " --help'");
+  const std::vector<std::string> names = names_of(group.commands());
+  if (arguments.empty()) throw UsageError(cat(group.name, " what? ", suggest("", names), ' ', help));
+  if (arguments[0] == "--help" || arguments[0] == "-h") return print(overview_of(group));
+  if (const Command* command = find(group.commands(), arguments[0]))
+    return run(*command, {arguments.begin() + 1, arguments.end()});
+  throw UsageError(cat("unknown ", group.name, " '", excerpt(arguments[0]), "'; ",
+                       suggest(arguments[0], names), ' ', help));
 }
 
 void call(const Arguments& arguments) {
@@ -68,19 +109,18 @@ void call(const Arguments& arguments) {
     throw Finding{wrong_use};
   }
   const std::string& name = arguments[0];
-  const auto print = [](const std::string& text) { std::fputs(text.c_str(), stdout); };
   if (name == "--help" || name == "-h" || name == "help") return print(overview());
   if (name == "--version") return print(cat("sherd ", version(), "\n"));
-  for (const Command& command : commands)
-    if (name == command.name) return command.run({arguments.begin() + 1, arguments.end()});
-  std::vector<std::string> names;
-  for (const Command& command : commands) names.emplace_back(command.name);
+  if (const Command* command = find(commands, name)) {
+    const Arguments rest(arguments.begin() + 1, arguments.end());
+    return command->commands ? run_of(*command, rest) : run(*command, rest);
+  }
   if (name.starts_with("-"))
     throw UsageError(
         cat("'", excerpt(name),
             "' is an option, and a command comes first, as in 'sherd train --config F'. See 'sherd --help'"));
-  throw UsageError(
-      cat("unknown command '", excerpt(name), "'; ", suggest(name, names), " See 'sherd --help'"));
+  throw UsageError(cat("unknown command '", excerpt(name), "'; ", suggest(name, names_of(commands)),
+                       " See 'sherd --help'"));
 }
 
 int dispatch(const Arguments& arguments) {
@@ -130,6 +170,10 @@ int with_output_written(int code) {
 }
 
 }  // namespace
+
+std::span<const Command> all_commands() {
+  return commands;
+}
 
 void prepare_process() {
   for (int null = 0; null >= 0 && null <= STDERR_FILENO;) {  // the lowest number that is free

@@ -3,7 +3,8 @@
 // This room is the program `sherd`: its commands, and what they print.
 //
 // To change, look at:
-// - the commands: commands[], program.cpp; each is a file, *_command.cpp
+// - the commands: commands[], program.cpp; each is a file, *_command.cpp: X_line() declares its options,
+//   X_command() runs it
 // - what a training run does: train_run.cpp, by engine/trainer.h; its replay: verification/replay.h
 // - sizes that do not fit, told at once: raise_sizes(), planning/fit.cpp; this machine's memory:
 //   engine/report/machine.h; plans: planning/search.h
@@ -13,8 +14,11 @@
 // - how commands find a checkpoint and run its model: inference/inference.h; chat: inference/chat.h; tasks
 //   and metrics: inference/evaluation.cpp; what is exported beside weights: inference/exported_tokenizer.h
 
+#include <span>
 #include <string>
 #include <vector>
+
+#include "cli/command_line.h"
 
 namespace sherd::cli {
 
@@ -52,22 +56,47 @@ void prepare_process();
 /// …": one line, or one for each problem of a configuration.
 int run_program(const Arguments& arguments);
 
-// The commands. Each takes what follows its name, and throws UsageError or Error. One file each; listed in
-// program.cpp.
-void train_command(const Arguments& arguments);
-void estimate_command(const Arguments& arguments);
-void plan_command(const Arguments& arguments);
-void launch_command(const Arguments& arguments);
-void verify_command(const Arguments& arguments);
-void tune_command(const Arguments& arguments);
-void bench_command(const Arguments& arguments);
-void generate_command(const Arguments& arguments);
-void evaluate_command(const Arguments& arguments);
-void info_command(const Arguments& arguments);
-void plot_command(const Arguments& arguments);
-void prepare_command(const Arguments& arguments);
-void import_command(const Arguments& arguments);
-void export_command(const Arguments& arguments);
-void checkpoint_command(const Arguments& arguments);
+/// A command: its options are declared apart from what it does, for help, manual pages and completion, too.
+struct Command {
+  const char* name;
+  const char* summary;                               ///< a line of the overview
+  CommandLine (*line)();                             ///< declares its options
+  void (*run)(const CommandLine& line) = nullptr;    ///< throws UsageError or Error
+  std::span<const Command> (*commands)() = nullptr;  ///< those of a group ("bench"), which does not run
+};
+/// All commands, in the overview's order.
+std::span<const Command> all_commands();
+
+// The commands, a file each, listed in program.cpp.
+CommandLine train_line();
+void train_command(const CommandLine& line);
+CommandLine estimate_line();
+void estimate_command(const CommandLine& line);
+CommandLine plan_line();
+void plan_command(const CommandLine& line);
+CommandLine launch_line();
+void launch_command(const CommandLine& line);
+CommandLine verify_line();
+void verify_command(const CommandLine& line);
+CommandLine tune_line();
+void tune_command(const CommandLine& line);
+CommandLine bench_group();
+std::span<const Command> bench_commands();
+CommandLine generate_line();
+void generate_command(const CommandLine& line);
+CommandLine evaluate_line();
+void evaluate_command(const CommandLine& line);
+CommandLine info_line();
+void info_command(const CommandLine& line);
+CommandLine plot_line();
+void plot_command(const CommandLine& line);
+CommandLine prepare_line();
+void prepare_command(const CommandLine& line);
+CommandLine import_line();
+void import_command(const CommandLine& line);
+CommandLine export_line();
+void export_command(const CommandLine& line);
+CommandLine checkpoint_line();
+void checkpoint_command(const CommandLine& line);
 
 }  // namespace sherd::cli

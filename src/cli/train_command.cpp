@@ -198,7 +198,7 @@ int train(TrainRequest request) {
 
 }  // namespace
 
-void train_command(const Arguments& arguments) {
+CommandLine train_line() {
   CommandLine line(
       "train",
       "Trains the model that a configuration describes. SIGINT (Ctrl-C), SIGTERM, SIGHUP and "
@@ -225,7 +225,10 @@ void train_command(const Arguments& arguments) {
             "as --resume where there is a checkpoint, else begin: one command for every start")
       .value("tag", "TAG", "with --resume: from this checkpoint instead of the latest")
       .rest_to("config");
-  if (!line.parse(arguments)) return;
+  return line;
+}
+
+void train_command(const CommandLine& line) {
   if (line.all("config").empty()) throw UsageError("no --config given. See 'sherd train --help'");
   if (line.has("plot") && !line.has("metrics"))
     throw UsageError("--plot draws what --metrics wrote: give both");

@@ -271,7 +271,7 @@ Verdict verify_run(const VerifyRequest& request) {
 
 }  // namespace
 
-void verify_command(const Arguments& arguments) {
+CommandLine verify_line() {
   CommandLine line(
       "verify",
       "Checks a run: trains the steps between its checkpoints again, and compares losses, "
@@ -288,7 +288,10 @@ void verify_command(const Arguments& arguments) {
       .list("set", "a.b.c=V",
             "override a key of the machine or the layout, as data.path=PREFIX; not what is trained")
       .rest_to("run");
-  if (!line.parse(arguments)) return;
+  return line;
+}
+
+void verify_command(const CommandLine& line) {
   if (line.all("run").size() != 1) throw UsageError("name one run's folder. See 'sherd verify --help'");
   VerifyRequest request;
   request.run = line.all("run").front();

@@ -52,14 +52,14 @@ struct ConfigFiles {
 
 /// The weights of either kind, for the model of `options`. A model with an adapter has its own from
 /// `adapter.init_from`, a folder of PEFT's or of checkpoints; where that is empty, from the checkpoint at
-/// `folder` if it holds them, or as they were drawn, prompts as `prompt_ids` if there are any. Of a
-/// checkpoint with several prompts, or with p-tuning's network, a model with one prompt has that of
+/// `folder` if it holds them, or as they were drawn, prompts as `prompt_ids` if there are any. From a
+/// checkpoint with several prompts, or with p-tuning's network, a model with one prompt takes that of
 /// `adapter`'s task.
 class Weights {
  public:
   Weights(const std::string& folder, const models::GptConfig& options, device::Device& device,
           const config::Adapter& adapter = {}, std::vector<std::int32_t> prompt_ids = {});
-  /// Of the same what does not train alone: nothing is read of the adapter.
+  /// The same model's weights that do not train, alone: nothing is read of the adapter.
   static Weights base_alone(const std::string& folder, const models::GptConfig& options,
                             device::Device& device, const config::Adapter& adapter);
   nn::WeightSource& source() { return *source_; }

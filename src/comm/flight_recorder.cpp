@@ -87,7 +87,7 @@ std::shared_ptr<FlightRecorder::Group> FlightRecorder::add(std::string id, std::
   return group;
 }
 
-/// Those that are gone and have no call left here.
+/// Forgets the groups that are gone and have no call left here.
 void FlightRecorder::forget_groups() {
   std::erase_if(groups_, [&](const std::shared_ptr<Group>& group) {
     return group.use_count() == 1 && std::none_of(&entries_[0], &entries_[kept], [&](const Entry& entry) {

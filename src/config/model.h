@@ -18,7 +18,7 @@ enum class ModelType : std::uint8_t {};
 /// relative: scores of attention have a bias by how far the key is from the query (Raffel et al. 2020, T5).
 enum class PositionType : std::uint8_t { learned, rotary, relative };
 enum class Norm : std::uint8_t { layernorm, rmsnorm };
-/// Those from swiglu on have a gate (tensor::Glu).
+/// Activations from swiglu on have a gate (tensor::Glu).
 enum class FfnActivation : std::uint8_t {
   gelu_tanh,
   gelu,

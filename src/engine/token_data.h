@@ -22,7 +22,7 @@ struct TokenData {
   std::string tokenizer_model;
   std::int64_t vocab_size = 0;    ///< ids in the data are below this
   std::uint32_t fingerprint = 0;  ///< IndexedDataset::fingerprint() of all, as they were opened
-  /// Of preferences: each dataset's part for training, and for validation, by itself.
+  /// For preferences: each dataset's part for training, and for validation, by itself; else empty.
   std::vector<std::shared_ptr<const data::Samples>> parts;
   std::shared_ptr<const data::Samples> train;
   std::shared_ptr<const data::Samples> validation;  ///< null where data.split leaves it no sequence

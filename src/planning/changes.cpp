@@ -150,7 +150,7 @@ class ChangeList {
     const config::Training& training = config_.training;
     const double whole_blocks = prices_.slow_down(of_all("full"));
     const bool full = training.recompute == Recompute::full;
-    // Those that recompute already are no part of what the whole costs more.
+    // Blocks or micro-batches that recompute already add nothing to what recomputing all of them costs.
     const auto part = [&](const char* key, std::int64_t now, std::int64_t most, double of_a_stage,
                           const char* reason) {
       if (full && now < 0) return;  // all of them do

@@ -101,7 +101,7 @@ const ModelWork& GptWork::of(const config::Config& config) {
   return at->second;
 }
 
-/// Of each part the pipeline stage that it is on.
+/// The pipeline stage of each part.
 std::vector<int> GptWork::stages_of_parts(const config::Parallel& parallel) const {
   std::vector<int> out;
   const int stages = parallel.pipeline;

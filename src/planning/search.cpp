@@ -398,8 +398,8 @@ class LayoutSearch {
   std::int64_t batch_;  ///< sequences of a step; 0: open
   int ranks_ = 1;
   std::vector<Plan> plans_;
-  /// Those with which a layout of the grid under way may fit: what is too large stays so with larger
-  /// micro-batches.
+  /// The kinds of recompute with which a layout of the grid under way may fit: what is too large stays so
+  /// with larger micro-batches.
   std::vector<Recompute> has_room_;
   SearchResult result_;
   std::optional<Plan> closest_;  ///< the smallest of those looked at that do not fit

@@ -350,7 +350,7 @@ class Kernels {
   /// it has and receives; rows that do not count are zeros, and documents are not looked at.
   virtual void delta_rule(const Tensor& qkv, const Tensor& gates, const DeltaRule& rule,
                           const StateStore& store, const Tensor& states, const Tensor& out) = 0;
-  /// Of a call without a store.
+  /// The gradients of a call without a store.
   virtual void delta_rule_backward(const Tensor& qkv, const Tensor& gates, const DeltaRule& rule,
                                    const Tensor& states, const Tensor& dout, const Tensor& dqkv,
                                    const Tensor& dgates) = 0;
@@ -371,7 +371,7 @@ class Kernels {
   virtual void short_conv(const Tensor& x, const Tensor& weight,
                           const std::shared_ptr<const Documents>& documents, const StateStore& store,
                           const Tensor& out) = 0;
-  /// Of a call without a store. dx or dweight may be undefined.
+  /// The gradients of a call without a store. dx or dweight may be undefined.
   virtual void short_conv_backward(const Tensor& x, const Tensor& weight,
                                    const std::shared_ptr<const Documents>& documents, const Tensor& dout,
                                    const Tensor& dx, const Tensor& dweight, bool accumulate) = 0;

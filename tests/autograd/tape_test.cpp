@@ -26,7 +26,7 @@ class TapeTest : public ::testing::Test {
     cpu_.kernels->fill(p->grad, 1e30);  // whoever adds to what was never written will show
     return p;
   }
-  /// Of `stored` blocks in NF4, and of `plain`, which has the same value, what these stand for.
+  /// Puts the values of `plain` into `stored` as blocks in NF4, and what these stand for into `plain`.
   void put_into_blocks(Parameter& stored, Parameter& plain) {
     stored.stored_as = StoredFormat::nf4;
     Tensor& blocks = stored.in_blocks.blocks;
@@ -345,7 +345,7 @@ TEST_F(TapeTest, WeightsInBlocksAreMadeForOneProductAtATime) {
   EXPECT_LT(peak, with.front() + weight_bytes / 2) << "in backward, too, one at a time";
 }
 
-/// Of a text that is continued by a token, a product reads the blocks themselves, and gives the same bits.
+/// Where a text is continued by one token, a product reads the blocks themselves, and gives the same bits.
 TEST_F(TapeTest, TokensAreMultipliedByBlocks) {
   constexpr std::int64_t width = 512;
   const ParameterPtr stored = parameter({width, width}, 1, DType::f32, DType::f32),

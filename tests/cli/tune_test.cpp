@@ -80,7 +80,7 @@ TEST_F(Tune, KeepsTheFastestAndWhatItMeasured) {
 }
 
 TEST_F(Tune, ATrialThatFailsIsARow) {
-  // Of two layouts the launcher starts one.
+  // The launcher starts one of the two layouts.
   write_text(folder_ / "launcher",
              "case \"$*\" in *trial-1*) echo 'sherd: error: the jar is empty' >&2; exit 1 ;; esac\n"
              "exec \"$@\"\n");

@@ -138,7 +138,7 @@ TEST_F(TextPairs, SharesAreTheRecipes) {
     EXPECT_NEAR(found, chance * of, 5 * std::sqrt(of * chance * (1 - chance)));
   };
   near(goes_on, 0.5, n);
-  // Of the lengths 2 to 29 that a shorter one has, 29 is none.
+  // A shorter pair draws its length from 2 to 29, and 29 is not shorter.
   near(shorter, 0.1 * 27 / 28, goes_on);
   near(other_full, 1 - 0.1 * 27 / 28, n - goes_on);  // so that a row's length does not tell
   ASSERT_EQ(cuts.size(), 28u);

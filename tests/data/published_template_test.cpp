@@ -99,7 +99,7 @@ TEST(PublishedTemplate, LearnsWhatStandsBehindTheQuestionUpToTheToken) {
             "⟦\xef\xbc\x81 assistant\n\xe4\xbd\x91|<|im_end|>|⟧\n|<|im_start|>|user\nb|<|im_end|>|\n");
 }
 
-/// Of a call everything is learned, whatever its arguments are, and nothing of what tools and users say then.
+/// All of a tool call is learned, whatever its arguments are, and nothing of what tools and users say then.
 TEST(PublishedTemplate, LearnsCallsAndNotTheirResults) {
   using jinja::Value;
   const auto by = own(qwen3);
@@ -205,7 +205,7 @@ TEST(PublishedTemplate, TellsWhatEndsAnAnswer) {
                 .before_answer(),
             " ");
   EXPECT_EQ(own(qwen3).before_answer(), "") << "thoughts are the model's";
-  // Of an answer behind which the next turn begins, that is what ends it.
+  // An answer without an end of its own ends with the token that begins the next turn.
   const auto by_turns =
       own("{% for m in messages %}{{ '<|im_start|>' + m.role + ' ' + m.content }}{% endfor %}"
           "{% if add_generation_prompt %}<|im_start|>assistant {% endif %}");
@@ -260,7 +260,7 @@ TEST(PublishedTemplate, NobodySpeaksForOthers) {
             "|<|im_start|>|a < b [x] | 敏捷");
 }
 
-/// Of some tokens white space goes along, as transformers has it (Phi's).
+/// Some tokens take the white space beside them along, as in transformers (Phi's).
 TEST(PublishedTemplate, TokensTakeTheirWhiteSpaceAlong) {
   auto file = nlohmann::json::parse(read_text(tokenizers_folder + "qwen.json"));
   for (auto& token : file["added_tokens"])

@@ -76,7 +76,7 @@ class Learned {
     return loss_(batch, scores, gradients_);
   }
 
-  /// Of the last call, by each of a text's numbers.
+  /// The last call's gradient by each log-probability of a text.
   std::vector<double> gradient(std::size_t text) const {
     std::vector<double> out;
     for (const double weight : weights_[text])
@@ -174,7 +174,7 @@ TEST(PreferenceLoss, IsTrls) {
   }
 }
 
-/// Of every loss there is.
+/// The derivatives of every loss there is, against numeric ones.
 TEST(PreferenceLoss, DerivativesAgreeWithDifferences) {
   std::set<PreferenceLoss> seen;
   for (const json& given : reference().at("cases")) {

@@ -27,7 +27,7 @@ TEST_F(GptTest, Gpt2SmallHasItsParameters) {
   EXPECT_EQ(seven.num_parameters(false), 6'738'415'616);  // Llama 2 7B
 }
 
-/// Of what comes up relu gives the positive part, relu2 its square.
+/// The activation relu gives the positive part of the up projection, relu2 its square.
 TEST_F(GptTest, PowersOfRelu) {
   using Values = std::vector<double>;
   GptConfig o = test::tiny_gpt2();

@@ -273,7 +273,7 @@ TEST_P(Family, ADecoderAnswersAsTransformersDoes) {
   }
 }
 
-/// Of answers the logarithm of what softmax of the logits gives, whatever is beside them.
+/// An answer's score is the sum of its tokens' log-softmax over the logits, whatever texts are beside it.
 TEST_P(Family, ADecodersScoresAreThoseOfItsLogits) {
   if (!options_.has_encoder()) return;
   Gpt model(options_);

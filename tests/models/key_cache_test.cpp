@@ -248,7 +248,7 @@ TEST_F(KeyCacheTest, TakesWhatItSays) {
   }
 }
 
-/// Of a token's keys and values the numbers that make them are kept, and those that turn, once for all heads.
+/// The latents that make a token's keys and values are kept, and its rotary keys, once for all heads.
 TEST_F(KeyCacheTest, LatentsAreKeptCompressed) {
   GptConfig o = test::tiny_latents();
   o.seq_length = 40;

@@ -73,7 +73,7 @@ TEST(Correction, SlowsAMachineDownPartByPart) {
   EXPECT_EQ(before.seconds, plan_as_is(config, four_cards(), 4096, 4).time.seconds);
   EXPECT_NEAR(kernels(of({1.3, 1, 1})), 1.3 * kernels(before), 1e-3 * kernels(before));
   EXPECT_NEAR(exchange(of({1, 1.3, 1})), 1.3 * exchange(before), 1e-3 * exchange(before));
-  // Of the update all but what it publishes, which travels.
+  // All of the update takes the factor but what it publishes, which travels.
   const engine::StepTime after = of({1, 1, 1.3}), published = of({1, 1, 1e-3});
   ASSERT_LT(published.update, 0.9 * before.update);
   EXPECT_NEAR(after.update - published.update, 1.3 * (before.update - published.update),

@@ -248,7 +248,7 @@ TEST(Fit, AnEstimateEndsWithTheDevicesRoom) {
                [&] { estimate_rank(config, vocabulary, world, 0, {.device_room = peak - 1}); });
 }
 
-/// Of a long pipeline the outer stages are looked at first, and what is proposed fits all.
+/// In a long pipeline the outer stages are looked at first, and what is proposed fits all stages.
 TEST(Remedy, FitsTheStagesBetween) {
   const World world{8, 8};
   const std::vector<std::string> keys =

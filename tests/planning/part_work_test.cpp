@@ -90,7 +90,7 @@ TEST(PartWork, SomeBlocksOfEachStageRecompute) {
   };
   EXPECT_EQ(recomputed("2", ""), "8 rrkkkk");
   EXPECT_EQ(recomputed("1", R"("pipeline": 2, "partition_method": "uniform")"), "8 rkkrkk");
-  // Of both chunks of a stage the earlier comes first.
+  // The earlier of a stage's two chunks comes first.
   EXPECT_EQ(recomputed("1", R"("pipeline": 2, "virtual_stages": 2, "partition_method": "uniform")"),
             "8 rrkkkk");
   EXPECT_EQ(recomputed("6", ""), "8 rrrrrr");

@@ -41,8 +41,8 @@ class TokenRows : public LinearAdapter {
   /// For the loss, which makes scores itself.
   TrainedRows rows(Tape& tape) const { return {tape.parameter(rows_), runs_}; }
   void attach(const nn::ParameterPtr& weight, const nn::ParameterPtr& bias) override;
-  /// Of the head's scores y those of these rows are made of x anew. Not recorded: passes with gradients have
-  /// vocab_cross_entropy().
+  /// Makes the scores of these rows anew from x, among the head's scores y. Not recorded: passes with
+  /// gradients have vocab_cross_entropy().
   Var output(Tape& tape, const Var& x, const Var& y, const std::vector<std::int64_t>& sources) override;
   const nn::ParameterPtr& parameter() const { return rows_; }
 

@@ -26,7 +26,8 @@ struct Dispatch {
 /// Pure. `dropped`: by choice; empty: none.
 Dispatch plan_dispatch(std::span<const std::int32_t> chosen, std::int64_t experts, int top_k,
                        const std::vector<bool>& dropped = {});
-/// Of a dry run, which knows how many rows each expert has, at most `most` (below 0: all), and not which.
+/// The dispatch of a dry run, which knows how many rows each expert has, at most `most` (below 0: all), and
+/// not which.
 Dispatch dry_dispatch(std::vector<std::int64_t> counts, std::int64_t most);
 
 /// Rows that arrive from several ranks, each rank's by expert, and the order that puts each expert's

@@ -44,8 +44,7 @@ void require_resumes(const std::vector<std::string>& command) {
 
 }  // namespace
 
-void launch_command(const Arguments& arguments) {
-  const auto split = std::find(arguments.begin(), arguments.end(), "--");
+CommandLine launch_line() {
   CommandLine line(
       "launch",
       "Starts a program as one process for each rank, on this machine or on those of a file, tells "
@@ -71,10 +70,14 @@ void launch_command(const Arguments& arguments) {
       .value("node", "K", "start the ranks of the K-th host alone, counted from 0, on this machine")
       .value("run", "ID", "tells runs apart that meet at one port", "run")
       .value("restarted", "N", "with --node: restarts that were, of which ranks are told", "0")
-      .flag("follow-input", "end the ranks with standard input, from where a launcher passes on signals");
-  if (!line.parse({arguments.begin(), split})) return;
+      .flag("follow-input", "end the ranks with standard input, from where a launcher passes on signals")
+      .program_follows();
+  return line;
+}
+
+void launch_command(const CommandLine& line) {
   Launch launch;
-  if (split != arguments.end()) launch.command.assign(split + 1, arguments.end());
+  launch.command = line.program();
   if (launch.command.empty())
     throw UsageError(
         "launch needs a program behind --, as in sherd launch --ranks 4 -- sherd train --config F");

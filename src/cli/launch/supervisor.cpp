@@ -208,7 +208,7 @@ class Places {
  public:
   explicit Places(const Launch& launch) : launch_(launch) {}
 
-  /// Those for the next try: the first ones that are neither left out nor on a host that does not answer.
+  /// The places for the next try: the first that are neither left out nor on a host that does not answer.
   /// Fewer than launch.min_ranks where there are no more.
   std::vector<Host> choose() const {
     std::vector<Host> out;

@@ -79,7 +79,7 @@ void fill(EstimateReport& report, const ConfigFiles& files, std::optional<int> c
 
 }  // namespace
 
-void estimate_command(const Arguments& arguments) {
+CommandLine estimate_line() {
   CommandLine line(
       "estimate",
       "Tells what memory a run will take, by tier, category and rank, and what to change when it does "
@@ -99,7 +99,10 @@ void estimate_command(const Arguments& arguments) {
              "rates by which a step and the cheapest change are priced ('sherd plan' takes the same)")
       .flag("json", "print one JSON object, bytes as numbers")
       .rest_to("config");
-  if (!line.parse(arguments)) return;
+  return line;
+}
+
+void estimate_command(const CommandLine& line) {
   const ConfigFiles files{line.all("config"), line.all("set")};
   if (files.paths.empty()) throw UsageError("no --config given. See 'sherd estimate --help'");
   EstimateReport report;

@@ -11,29 +11,6 @@ namespace sherd::cli {
 
 namespace {
 
-CommandLine plan_line() {
-  CommandLine line(
-      "plan",
-      "Finds the layout of ranks with which a model trains best on a machine: tensor, context, pipeline, "
-      "expert and data parallelism, chunks, micro-batch, ZeRO stage and recompute. Nothing runs: steps are "
-      "simulated from the machine's rates, and what does not fit by the exact estimate is left out. Keys "
-      "that the configuration gives stay as they are. Ends with exit code 3 when nothing fits.",
-      "--config F... [--set a.b.c=V]... --machine FILE [--nodes M] [--gpus N] [--goal G] [--global-batch N] "
-      "[--tokens N] [--top K] [--output FILE] [--as-is] [--json]; or --generate "
-      "[--batch-sizes N,...] [--prompt-tokens N] [--max-tokens N]");
-  PlanRequest::declare(line, "10", "time, tokens_per_day, memory or fewest_gpus");
-  line.value("tokens", "N", "tells days and GPU-hours for so many tokens, as 300G")
-      .value("output", "FILE", "writes the best as a configuration that 'sherd train' takes")
-      .flag("as-is", "tells the time of the configuration as it is, and searches nothing")
-      .flag("generate",
-            "tells of generation instead: latency and tokens per second by batch and tensor ranks")
-      .value("batch-sizes", "N,...", "with --generate: texts that are continued together", "1,4,16,64")
-      .value("prompt-tokens", "N", "with --generate: of each text", "512")
-      .value("max-tokens", "N", "with --generate: that follow each", "128")
-      .flag("json", "print one JSON object");
-  return line;
-}
-
 /// What generation takes on one machine, for each number of ranks that can share the model.
 void plan_generation(const PlanRequest& request, const CommandLine& line) {
   const std::vector<std::int64_t> batches = line.amounts("batch-sizes", 1, 1000);
@@ -74,9 +51,30 @@ void find_plans(const PlanRequest& request, bool as_is, PlanReport& report) {
 
 }  // namespace
 
-void plan_command(const Arguments& arguments) {
-  CommandLine line = plan_line();
-  if (!line.parse(arguments)) return;
+CommandLine plan_line() {
+  CommandLine line(
+      "plan",
+      "Finds the layout of ranks with which a model trains best on a machine: tensor, context, pipeline, "
+      "expert and data parallelism, chunks, micro-batch, ZeRO stage and recompute. Nothing runs: steps are "
+      "simulated from the machine's rates, and what does not fit by the exact estimate is left out. Keys "
+      "that the configuration gives stay as they are. Ends with exit code 3 when nothing fits.",
+      "--config F... [--set a.b.c=V]... --machine FILE [--nodes M] [--gpus N] [--goal G] [--global-batch N] "
+      "[--tokens N] [--top K] [--output FILE] [--as-is] [--json]; or --generate "
+      "[--batch-sizes N,...] [--prompt-tokens N] [--max-tokens N]");
+  PlanRequest::declare(line, "10", "time, tokens_per_day, memory or fewest_gpus");
+  line.value("tokens", "N", "tells days and GPU-hours for so many tokens, as 300G")
+      .value("output", "FILE", "writes the best as a configuration that 'sherd train' takes")
+      .flag("as-is", "tells the time of the configuration as it is, and searches nothing")
+      .flag("generate",
+            "tells of generation instead: latency and tokens per second by batch and tensor ranks")
+      .value("batch-sizes", "N,...", "with --generate: texts that are continued together", "1,4,16,64")
+      .value("prompt-tokens", "N", "with --generate: of each text", "512")
+      .value("max-tokens", "N", "with --generate: that follow each", "128")
+      .flag("json", "print one JSON object");
+  return line;
+}
+
+void plan_command(const CommandLine& line) {
   const PlanRequest request = PlanRequest::of(line, "plan");
   check_as_is(line);
   for (const char* of_training : {"nodes", "goal", "global-batch", "top", "tokens", "output", "as-is"})

@@ -118,7 +118,8 @@ class ProgramGroup {
 struct Steps {
   double median = 0, spread = 0;
 };
-/// Of the steps that a metrics file has but the first, which sets up what later ones use.
+/// The median of the seconds of steps in a metrics file, and their spread, without the first step, which sets
+/// up what later ones use.
 Steps steps_in(const fs::path& metrics) {
   std::ifstream in(metrics);
   std::vector<double> seconds;

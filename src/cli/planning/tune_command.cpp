@@ -109,7 +109,7 @@ class Tuning {
       report.layouts.push_back({.plan = std::move(plan), .result = {}, .config = {}});
       prepare(report, order.back());
     }
-    // Those that failed before come last: they may take all the time again.
+    // Layouts that failed before come last: they may take all the time again.
     std::stable_partition(order.begin(), order.end(),
                           [&](std::size_t i) { return !known_.find(identities_[i]); });
     const auto begin = std::chrono::steady_clock::now();
@@ -204,30 +204,6 @@ class Tuning {
   std::vector<std::string> identities_;  ///< of the layouts
 };
 
-CommandLine tune_line() {
-  CommandLine line(
-      "tune",
-      "Tries the layouts that 'sherd plan' finds best: trains each for a few steps, as a program of its own, "
-      "and keeps the fastest one's configuration. A layout that fails is a row of the table, not the end. "
-      "Tells how far the predictions were off, and writes the machine's file with corrected rates. Called "
-      "again with the same folder it goes on where it was stopped. All files are in --dir.",
-      "--config F... [--set a.b.c=V]... --machine FILE [--launcher WORDS] [--nodes M] [--gpus N] [--top K] "
-      "[--steps N] [--minutes M] [--trial-minutes M] [--dir DIR] [--again] [--goal G] [--global-batch N] "
-      "[--json]");
-  PlanRequest::declare(line, "8", "time or tokens_per_day");
-  line.value(
-          "launcher", "WORDS",
-          "starts the ranks of a trial, as \"mpirun -n 16 --hostfile hosts\"; without one they are threads "
-          "here")
-      .value("steps", "N", "of each trial, the first of which does not count", "8")
-      .value("minutes", "M", "no trial begins after so many; those left wait for the next call")
-      .value("trial-minutes", "M", "ends a trial that takes longer", "10")
-      .value("dir", "DIR", "folder for what was found, and each trial's files", "tune")
-      .flag("again", "tries again what earlier calls have measured in the folder")
-      .flag("json", "print one JSON object");
-  return line;
-}
-
 TuneOptions options_of(const CommandLine& line, const PlanRequest& request) {
   if (comm::launcher() != comm::Launcher::none)
     throw UsageError(
@@ -256,9 +232,31 @@ TuneOptions options_of(const CommandLine& line, const PlanRequest& request) {
 
 }  // namespace
 
-void tune_command(const Arguments& arguments) {
-  CommandLine line = tune_line();
-  if (!line.parse(arguments)) return;
+CommandLine tune_line() {
+  CommandLine line(
+      "tune",
+      "Tries the layouts that 'sherd plan' finds best: trains each for a few steps, as a program of its own, "
+      "and keeps the fastest one's configuration. A layout that fails is a row of the table, not the end. "
+      "Tells how far the predictions were off, and writes the machine's file with corrected rates. Called "
+      "again with the same folder it goes on where it was stopped. All files are in --dir.",
+      "--config F... [--set a.b.c=V]... --machine FILE [--launcher WORDS] [--nodes M] [--gpus N] [--top K] "
+      "[--steps N] [--minutes M] [--trial-minutes M] [--dir DIR] [--again] [--goal G] [--global-batch N] "
+      "[--json]");
+  PlanRequest::declare(line, "8", "time or tokens_per_day");
+  line.value(
+          "launcher", "WORDS",
+          "starts the ranks of a trial, as \"mpirun -n 16 --hostfile hosts\"; without one they are threads "
+          "here")
+      .value("steps", "N", "of each trial, the first of which does not count", "8")
+      .value("minutes", "M", "no trial begins after so many; those left wait for the next call")
+      .value("trial-minutes", "M", "ends a trial that takes longer", "10")
+      .value("dir", "DIR", "folder for what was found, and each trial's files", "tune")
+      .flag("again", "tries again what earlier calls have measured in the folder")
+      .flag("json", "print one JSON object");
+  return line;
+}
+
+void tune_command(const CommandLine& line) {
   PlanRequest request = PlanRequest::of(line, "tune");
   request.options.one_of_each_grid = false;
   const TuneOptions options = options_of(line, request);

@@ -18,9 +18,9 @@ struct RunShape {
   std::int64_t tensor = 1, context = 1, data = 1, pipeline = 1, expert = 1, replicas = 1;
   std::int64_t accumulation = 1;  ///< micro-batches of a data rank in a step
 
-  /// Of the run that saved, whose configuration this is.
+  /// The shape of the run that saved, whose configuration this is.
   static RunShape of(const config::Config& config, const engine::Manifest& saved);
-  /// Of one on `ranks`. Throws Error{config} for ranks that cannot share the batch out.
+  /// The shape of a run on `ranks`. Throws Error{config} for ranks that cannot share the batch out.
   static RunShape of(const config::Config& config, int ranks);
 };
 

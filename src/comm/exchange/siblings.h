@@ -25,7 +25,7 @@ class Siblings {
     groups_.erase(std::find(groups_.begin(), groups_.end(), &group));
     if (groups_.empty()) cause_.reset();
   }
-  /// Of the calls of all of them.
+  /// The recorder of all groups' calls.
   const std::shared_ptr<FlightRecorder>& recorder() const { return recorder_; }
 
   /// While it lives, the calling thread waits for a transfer with that rank of the world; -1: it does not.

@@ -88,7 +88,7 @@ class HuggingFaceTokenizer final : public Tokenizer {
     std::vector<Spelled> out;
     std::vector<AddedTokens::Found> found;
     std::size_t at = 0;
-    // Those that are looked for in the normalizer's text are written as they are called, in a template.
+    // Templates write special tokens by their contents, also those that are looked for in normalized text.
     const auto between = [&](std::size_t end) {
       for (const AddedToken* token : added_.normalized_specials())
         for (std::size_t begin = at, size = token->content.size();

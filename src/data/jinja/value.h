@@ -90,7 +90,7 @@ class Value {
   const Sequence& sequence() const { return *std::get<std::shared_ptr<Sequence>>(value_); }
   Mapping& mapping() const { return *std::get<std::shared_ptr<Mapping>>(value_); }
   const Function& function() const { return *std::get<std::shared_ptr<Function>>(value_); }
-  /// Of a number; throws for others.
+  /// The value of an integer, and of any number (booleans are 0 and 1); they throw for others.
   std::int64_t integer() const;
   double number() const;
 

@@ -97,7 +97,8 @@ struct SampleOrder {
   std::vector<std::uint32_t> order;
   std::vector<std::int64_t> tokens;
 };
-/// Of round `index`, which another seed shuffles; not shuffled, the samples' own. `tokens_of`: a sample's.
+/// The order of round `index`, shuffled with a seed of its own; without `shuffle`, the order of the samples.
+/// `tokens_of`: how many tokens a sample has.
 std::shared_ptr<const SampleOrder> order_of_round(
     std::size_t samples, std::uint64_t seed, std::int64_t index, bool shuffle,
     const std::function<std::int64_t(std::uint32_t)>& tokens_of);

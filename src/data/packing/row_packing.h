@@ -25,7 +25,7 @@ class RowPacking {
   std::int64_t rows() const { return std::ssize(starts_) - 1; }
   /// Places of a round that are counted.
   std::int64_t places() const { return places_; }
-  /// Those of the rows before a position.
+  /// Counted places of the rows before a position.
   std::int64_t places_before(std::int64_t position) const;
   /// Calls visit(item) for the items of the row at `position`, in order.
   template <class Visit>

@@ -24,8 +24,8 @@ struct SampleRow {
   std::int32_t source = 0;   ///< of an encoder's places, the first ones, how many do; where samples tell
   /// Whether the second of a pair of texts goes on with the first: 0, else 1.
   std::int32_t sentence = no_label;
-  /// Of rows whose texts have sides, for each document, or for the row where it is one: 1, chosen, -1,
-  /// rejected, or 0, filling; and its number among the texts of a run, -1 of filling.
+  /// For rows whose texts have sides, one each for every document, or for the row where it is one. `sides`: 1
+  /// chosen, -1 rejected, 0 filling. `texts`: the number among the texts of a run; -1: filling.
   std::vector<std::int32_t> sides, texts;
 };
 

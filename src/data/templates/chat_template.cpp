@@ -26,7 +26,7 @@ struct ChatTemplate::State : TemplateRun {
 
 namespace {
 
-/// Of what the template marks as answers, those that are learned.
+/// The parts to be learned among those that the template marks as answers.
 std::vector<jinja::Generated> learned_of(std::vector<jinja::Generated> marked,
                                          const std::vector<ChatMessage>& messages) {
   std::vector<bool> learned;

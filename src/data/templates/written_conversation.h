@@ -52,14 +52,14 @@ class WrittenConversation {
   std::string text(bool asks, std::vector<jinja::Generated>* marked = nullptr) const {
     return text(messages_.size(), asks, marked);
   }
-  /// Of the first `count` messages.
+  /// The text of the first `count` messages.
   std::string text(std::size_t count, bool asks, std::vector<jinja::Generated>* marked = nullptr) const;
   /// With a message that says `content` alone.
   std::string with(std::size_t which, const std::string& content, bool asks = false);
   /// With another answer in place of one.
   std::string with_another(std::size_t which) { return with(which, std::string(mark_answer)); }
-  /// Of one that calls tools, with other arguments; calls have their names and ids, which what follows may
-  /// refer to. Or with another text.
+  /// With other arguments in the tool calls of a message, or with another text in it. Calls keep their names
+  /// and ids, which what follows may refer to.
   std::string with_other_calls(std::size_t which);
   std::string with_other_content(std::size_t which);
   bool calls(std::size_t which) const { return messages_[which].find("tool_calls") != nullptr; }

@@ -23,7 +23,7 @@ std::string text_at(const Object& object, const char* key);
 template <class Object>
 ChatMessage message_in(const Object& object, bool learned);
 
-/// Those of a list.
+/// Appends the messages of a list.
 template <class Object>
 void append_messages(const Object& list, bool learned, std::vector<ChatMessage>& messages);
 

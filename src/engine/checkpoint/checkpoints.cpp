@@ -273,7 +273,7 @@ bool Checkpoints::agree(const char* label) {
     if (error) std::rethrow_exception(error);
     failed->outcome.rethrow(static_cast<std::size_t>(failed - all.begin()));
   }
-  // Of a local one all ranks have to be through; of another rank 0 looks after that.
+  // A local checkpoint is whole once all ranks have written theirs; any other once rank 0 says so.
   const bool whole = saving_locally_ ? std::ranges::all_of(
                                            all, [](const Told& t) { return t.progress >= Progress::written; })
                                      : all[0].progress == Progress::whole;

@@ -49,7 +49,7 @@ class Checkpoints {
   Comparison compare(const CheckpointReader& reader, const CheckpointReader* before);
 
   // ---- a save in the background ----
-  /// Of a checkpoint in the run's folder; local ones go unnoticed.
+  /// Whether a checkpoint in the run's folder is being saved; local ones go unnoticed.
   bool under_way() const { return saving_ != nullptr && !saving_locally_; }
   /// Tells all ranks how far it is; throws on all of them where it has failed on one. Collective.
   void poll();

@@ -13,8 +13,8 @@ struct TensorDifference {
   std::int64_t first = 0;      ///< flat index in the logical tensor of the first element that differs
   double saved = 0, here = 0;  ///< its values
   std::int64_t differing = 0, elements = 0;
-  /// Of elements that differ, the most numbers of the type that lie between both values, plus one; NaNs and
-  /// infinities count as such numbers too.
+  /// The largest difference in units in the last place: how many numbers of the type lie between the two
+  /// values, plus one. NaNs and infinities count as such numbers too.
   std::uint64_t ulps = 0;
 };
 

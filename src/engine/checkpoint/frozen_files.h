@@ -37,7 +37,7 @@ class FrozenFiles {
   /// The files of put(), or those that find_in() found on all ranks, lie in `folder`, whole: the next put()
   /// links to them.
   void keep(const std::filesystem::path& folder);
-  /// Of what put() has put, the checksums by rank; no bytes: none.
+  /// The checksums of the files that put() has put, by rank; no bytes: that rank has none.
   const std::vector<FileChecksum>& sums() const { return sums_; }
   /// Where *base is set, put() puts nothing, and manifests refer to it. It must outlive this.
   void refer_to(const std::optional<BaseReference>* base) { base_ = base; }

@@ -26,7 +26,7 @@ void require_same_prompts(const CheckpointReader& reader, const config::Adapter&
 /// the weights.
 void require_same_adapter(const config::Adapter& saved, const config::Adapter& adapter,
                           const std::string& where);
-/// Of a checkpoint's.
+/// The same for the adapter of the run that saved a checkpoint.
 void require_same_adapter(const CheckpointReader& reader, const config::Adapter& adapter);
 
 /// How the ranks that saved differ from those here, in number or in how they share the model; empty: not.

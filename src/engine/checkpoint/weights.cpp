@@ -82,8 +82,8 @@ FileTensor file_tensor(const CheckpointTensor& of, PieceRecord record, ReadEleme
   return out;
 }
 
-/// Those of a checkpoint. Blocks stay as they are where the files hold them whole; else their values are
-/// quantised anew.
+/// Reads a checkpoint's elements. Blocks stay as they are where the files hold them whole; else their values
+/// are quantised anew.
 ReadElements elements_of(const CheckpointReader& reader, const CheckpointTensor& t,
                          const tensor::Slice& slice, device::Device& device) {
   return [&reader, &device, t, slice](std::int64_t begin, std::int64_t count, const Tensor& to) {

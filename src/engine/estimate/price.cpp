@@ -71,7 +71,7 @@ double attention_seconds(const KernelWork& work, const DeviceRates& rates) {
          stored * work.pairs / rates.bandwidth;
 }
 
-/// Of the family in that type, else in another.
+/// The bandwidth of the kernel's family in its type, else in another type, else the device's.
 double bandwidth_of(const KernelWork& work, const DeviceRates& rates) {
   const std::string_view name = tensor::kernel_families[static_cast<std::size_t>(work.family)];
   double other = rates.bandwidth;

@@ -21,8 +21,9 @@ const config::ProductRates& products_of(DType dtype, const config::DeviceRates& 
 
 double seconds_of(const tensor::KernelWork& work, const config::DeviceRates& rates);
 
-/// Of a call while all ranks of the machine make theirs. A ring's volume (Patarasuk and Yuan 2009): over a
-/// link that joins m blocks of r ranks of the group, (m − 1)/m of the whole for r ranks together.
+/// The seconds of a communication call while all ranks of the machine make theirs. Volumes are a ring's
+/// (Patarasuk and Yuan 2009): over a link that joins m blocks of r ranks of the group, (m − 1)/m of the whole
+/// for r ranks together.
 double seconds_of(const comm::CommWork& work, const config::Machine& machine);
 
 /// A pass in seconds.

@@ -37,7 +37,7 @@ class States {
   }
 
  private:
-  /// Of Adam; of others it is not counted, as some have fewer, or smaller ones.
+  /// Moments per weight: Adam's two. Other optimizers' are not counted, as some have fewer, or smaller ones.
   static double moments_of(const config::Config& config) {
     using enum config::OptimizerType;
     return config.optimizer.type == adam || config.optimizer.type == adamw ? 2 : 0;

@@ -24,7 +24,7 @@ using sharding::InstructionTime;
 using sharding::Spread;
 using Op = Instruction::Op;
 
-/// Of a kind of part, on one rank.
+/// The seconds that a part of one kind takes on a rank.
 struct PartTime {
   PassSeconds forward, backward, input, weights;  ///< the last two: backward in its halves
   double gather = 0;                              ///< its parameters, where they come for each use
@@ -305,7 +305,7 @@ class Step {
       visit(chunks_[c]);
   }
 
-  /// Of all stages: time that they compute, and that they wait for each other.
+  /// A simulated step; `computing` and `idle`: the time that all stages compute, and wait for each other.
   struct Simulated {
     StepTime time;  ///< of the stage that computes longest
     int busiest = 0;

@@ -14,8 +14,8 @@ struct PairScores {
   Derived chosen, rejected;
   double chosen_reference = 0, rejected_reference = 0;
   double chosen_targets = 1, rejected_targets = 1;  ///< tokens
-  /// Of `aot`: the reference's difference of the pair that lies as high among all as this one among the
-  /// policy's; of `aot_unpaired`: the log-ratios of the rejected text, and of the chosen one, that lie as
+  /// For `aot`: the reference's difference of the pair that lies as high among all as this one among the
+  /// policy's. For `aot_unpaired`: the log-ratios of the rejected text, and of the chosen one, that lie as
   /// high as these.
   double partner_of_chosen = 0, partner_of_rejected = 0;
 

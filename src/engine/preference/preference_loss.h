@@ -32,7 +32,7 @@ class PreferenceTextLoss final : public nn::TextLoss {
   double operator()(const tensor::Batch& batch, const nn::TextScores& scores,
                     nn::TextGradients& gradients) override;
 
-  /// Of the micro-batches to come.
+  /// Sets what the micro-batches to come need to know of their step.
   void set_step(const PreferenceStep& step) { step_ = step; }
   /// What was added, until it is cleared: rewards of chosen and rejected texts, their margins, the share of
   /// pairs of which the chosen one's is higher, log-probabilities, the baseline. Names are TRL's.

@@ -17,14 +17,14 @@ namespace sherd::engine {
 
 /// A step as `--metrics` tells it.
 struct StepMetrics {
-  std::int64_t step = 0;                  ///< optimizer steps done, this one included: 1, 2, …
-  double loss = 0;                        ///< mean over micro-batches and ranks
-  std::optional<double> val_loss;         ///< only after steps that evaluated
-  std::map<std::string, double> metrics;  ///< so too: what a Trainer was given to evaluate beside the loss
+  std::int64_t step = 0;                    ///< optimizer steps done, this one included: 1, 2, …
+  double loss = 0;                          ///< mean over micro-batches and ranks
+  std::optional<double> val_loss;           ///< only after steps that evaluated
+  std::map<std::string, double> metrics;    ///< so too: what a Trainer was given to evaluate beside the loss
   std::map<std::string, double> objective;  ///< what the objective tells of the step; empty: nothing
-  double lr = 0;                          ///< the first parameter group's, as this step used it
-  std::vector<double> lrs;                ///< all parameter groups'; only where there are several
-  double grad_norm = 0;                   ///< before clipping
+  double lr = 0;                            ///< the first parameter group's, as this step used it
+  std::vector<double> lrs;                  ///< all parameter groups'; only where there are several
+  double grad_norm = 0;                     ///< before clipping
   double loss_scale = 1;
   bool skipped = false;  ///< the step changed nothing, because its gradients overflowed
   /// All ranks, since the beginning of training; samples where the model is not known to have tokens.
@@ -35,8 +35,9 @@ struct StepMetrics {
   std::optional<double> mfu;
   /// All ranks' together, in this step, by the path of each layer of experts; empty: the model has none.
   std::vector<std::pair<std::string, parallel::RoutingTotals>> experts;
-  /// Of what products in FP8 quantised on this rank since the step before, evaluations included: the share
-  /// that became zero and was not, and how many were infinite or NaN; not set: there are none.
+  /// What became of the elements that FP8 products quantised on this rank since the step before, evaluations
+  /// included: the share that was not zero and became zero, and how many were infinite or NaN. Not set: no
+  /// product is in FP8.
   struct Fp8 {
     double to_zero = 0;
     std::int64_t not_finite = 0;

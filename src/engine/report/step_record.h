@@ -25,7 +25,7 @@ struct RunFacts {
   std::string world;             ///< how these meet: "local(4)"
   std::int64_t micro_batch = 0;  ///< samples; where it is not given it follows from the number of ranks
 
-  /// Of this rank.
+  /// The facts of this rank's run.
   static RunFacts of(const Engine& engine);
 };
 

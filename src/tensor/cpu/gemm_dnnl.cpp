@@ -47,8 +47,8 @@ using dnnl::memory;
 using Key = std::array<std::int64_t, 5>;
 constexpr std::size_t max_cached = 256;
 
-/// Of fewer rows than this oneDNN 2.6 makes products without AMX, which round otherwise: a row would have
-/// other sums beside others than alone.
+/// Rows that a product has at least: with fewer oneDNN 2.6 does without AMX and rounds otherwise, so that a
+/// row would have other sums beside others than alone.
 constexpr std::int64_t least_rows = 16;
 
 struct Product {

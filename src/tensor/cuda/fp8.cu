@@ -35,7 +35,7 @@ struct Fp8Part {
       values[step] = load_part<width>(from.x + (row + step) * from.cols + column,
                                       row + step < from.rows ? from.cols - column : 0, from.packs);
   }
-  /// Of all of the row; its lanes take part together.
+  /// The largest finite magnitude in all of the row; its lanes take part together.
   __device__ Bits row_largest(int step) const {
     Bits most = largest_of(values[step]);
     SHERD_UNROLL
@@ -49,7 +49,7 @@ struct Fp8Part {
     for (int step = 0; step < steps; ++step) most = Larger{}(most, largest_of(values[step]));
     return block_reduce(most, Larger{}, Bits{0});
   }
-  /// Of each of the tile's columns, into shared memory.
+  /// The largest finite magnitude of each of the tile's columns, into shared memory.
   __device__ void column_largest(Bits* largest) const {
     if (threadIdx.x < fp8_side) largest[threadIdx.x] = 0;
     __syncthreads();

@@ -34,7 +34,7 @@ const Order& order_of(FourBits kind) {
   return kind == FourBits::nf4 ? nf4 : fp4;
 }
 
-/// Of `parts` + 1 numbers from 0.1 to 1 in equal steps number `i`, with the roundings of torch.linspace() in
+/// Number `i` of `parts` + 1 numbers from 0.1 to 1 in equal steps, with the roundings of torch.linspace() in
 /// fp32: the second half is counted from the end.
 float step_of(std::int64_t i, std::int64_t parts) {
   const float step = (1.0f - 0.1f) / static_cast<float>(parts);

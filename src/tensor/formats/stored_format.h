@@ -43,7 +43,7 @@ std::optional<StoredFormat> parse_stored_format(std::string_view name);
 struct BlockSize {
   std::int64_t elements, bytes;
 };
-/// Of a format other than `compute`.
+/// The block size of a format other than `compute`.
 BlockSize block_size(StoredFormat format);
 
 /// Bytes of the blocks of so many elements, the last of which may be shorter and is filled up with zeros.

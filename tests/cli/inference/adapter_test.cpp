@@ -199,7 +199,7 @@ TEST_F(AdapterRuns, BeginAsPartsOfTheWeights) {
   got = exported({"--base", in("sibling")});
   EXPECT_EQ(got.code, 2);
   EXPECT_THAT(got.err, HasSubstr("are not those from which the adapter took its part"));
-  // Of a run that went on, the part is that of where the first one began.
+  // A run that went on from another has the part of the weights with which the first one began.
   tuned("went_on", {from("tuned"), "training.steps=1"});
   EXPECT_EQ(
       sherd({"export", in("went_on"), "--output", in("went_on_peft"), "--adapter", "--base", in("moved")})

@@ -114,7 +114,7 @@ TEST_F(Unchecked, GoesOnBesideADamagedCheckpoint) {
   const Outcome launched = sherd_launched(2, {"verify", run().string()});
   EXPECT_EQ(count(launched.err, "exit code 5\n"), 2u) << launched.out << launched.err;
   expect_damage(launched.out);
-  // Of one interval alone nothing is compared.
+  // Nothing is compared where the one interval that is asked for begins at the damaged checkpoint.
   const Outcome nothing = verify({"--step", "6"});
   EXPECT_EQ(nothing.code, 5) << nothing.out << nothing.err;
   EXPECT_EQ(count(nothing.out, "\nNOTHING of the run could be checked, as said above\n"), 1u) << nothing.out;

@@ -109,7 +109,7 @@ TEST(StepRecord, TellsALostLineFromOneThatIsNotThereForGoodReason) {
   EXPECT_EQ(lost(0, 10, 2), (Steps{5, 7, 10}));
   EXPECT_EQ(lost(5, 9, 2), Steps{7});
   EXPECT_EQ(lost(10, 12, 2), (Steps{11, 12})) << "the checkpoint of step 12 says that they were made";
-  // Of a checkpoint of the first start: it made steps 7 and on, too, and the second replaced them.
+  // For a checkpoint of the first start: that made steps 7 and on, too, and the second start replaced them.
   EXPECT_EQ(lost(4, 8, 1), Steps{5});
   EXPECT_EQ(lost(4, 10, 0), Steps()) << "its start is not known";
 }

@@ -46,7 +46,7 @@ struct DenseTexts : Dense {
   }
   std::int64_t texts() const { return batch * per_row; }
   std::int64_t length() const { return seq / per_row; }
-  /// Of texts that are several to a row the second half is their tail.
+  /// The second half of a text is its tail where a row has several.
   Part part(std::int64_t token) const {
     const std::int64_t at = token % seq;
     const bool last = per_row > 1 && at % length() >= length() / 2;

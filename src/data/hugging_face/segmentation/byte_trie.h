@@ -13,7 +13,7 @@ namespace sherd::data {
 class ByteTrie {
  public:
   ByteTrie() : ByteTrie(std::vector<std::pair<std::string_view, std::int32_t>>()) {}
-  /// Of equal texts the first one counts; an empty one is never found. Numbers are not below 0.
+  /// The first of equal texts counts; an empty one is never found. Numbers are not below 0.
   explicit ByteTrie(std::vector<std::pair<std::string_view, std::int32_t>> texts);
 
   bool empty() const { return labels_.size() == 1; }

@@ -15,7 +15,7 @@ namespace sherd::data {
 /// there for the shortest text that it begins with; of others each character is. Immutable.
 class Charsmap {
  public:
-  /// Of the base64 that a tokenizer.json has. Throws Error{data} for any other text.
+  /// Reads the base64 that a tokenizer.json has. Throws Error{data} for any other text.
   explicit Charsmap(const std::string& base64);
 
   /// False where `text`, valid UTF-8, stays as it is; else the result is in `out`, which was empty.

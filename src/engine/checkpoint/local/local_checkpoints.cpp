@@ -89,7 +89,7 @@ void LocalCheckpoints::begin(SaveAct& act) {
 void LocalCheckpoints::publish() {
   comm::Communicator& world = dist_.world();
   Saving& saving = *saving_;
-  // Of rank 0, which has put them in its folder.
+  // The manifest and the small files are rank 0's, which has put them in its folder.
   std::string text;
   std::map<std::string, std::string> small;
   const auto is_small = [](const auto& file) { return !file.first.ends_with(".safetensors"); };

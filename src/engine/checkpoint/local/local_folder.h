@@ -44,7 +44,7 @@ class LocalFolder {
   /// The rank on the next machine that keeps the copy of what `rank` saves.
   int keeper_of(int rank) const;
 
-  /// Those that are whole, in no order; one that cannot be read is a warning.
+  /// The checkpoints in it that are whole, in no order; one that cannot be read is a warning.
   std::vector<LocalCheckpoint> checkpoints() const;
   /// Where the one is made of an act of saving, and where it is to be. That bears the act's id, so that none
   /// has to make room for another of the same step.

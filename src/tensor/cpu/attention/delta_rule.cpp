@@ -166,7 +166,7 @@ class Worker {
     }
   }
 
-  /// Of y = x·by, by = scale/√(Σx² + ε): dx = by·(dy − y·(y·dy)/scale²).
+  /// The backward of y = x·by, by = scale/√(Σx² + ε): dx = by·(dy − y·(y·dy)/scale²).
   void store_key_rows(Count column, const std::vector<C>& y, const std::vector<C>& by,
                       const std::vector<C>& dy, const Tensor& to, C scale) {
     const Count d = e_.key_dim;
@@ -449,7 +449,7 @@ void run_backward(const IsaTable& isa, const DeltaExtents& e, const Tensor& qkv,
       const C* first =
           states.data<C>() + ((batch * e.value_heads + head * e.repeats + r) * e.blocks + block) * size;
       worker.take_values(r);
-      // Of a block's segments the first alone may have a state before it.
+      // Only the first of a block's segments may have a state before it.
       for (auto s = parts.rbegin(); s != parts.rend(); ++s)
         worker.backward(*s, first, dstate.data() + r * size, dout, dq.data(), dk.data(), dqkv, dgates, r);
     }

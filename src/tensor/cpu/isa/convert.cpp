@@ -273,7 +273,7 @@ struct ConvertLoops {
     }
   }
 
-  /// Of bytes, one an element: body(even, odd) gives their values.
+  /// Values of codes of a byte: body(both) takes lanes of two codes each, and gives {even ones, odd ones}.
   template <bool stream, bool numbers = false, class Body>
   SHERD_INLINE static void from_bytes(const std::uint8_t* codes, Count n, S* to, Body body) {
     for (Count k = 0; k < n; k += 2 * lanes) {
@@ -282,7 +282,7 @@ struct ConvertLoops {
       store_values<stream, numbers>(to + k, values.a, values.b);
     }
   }
-  /// Of bytes, one for two elements; n: a multiple of 32.
+  /// Values of codes of half a byte; n: a multiple of 32.
   template <bool stream, bool upper_first>
   SHERD_INLINE static void from_halves(const SixteenValues& values, const std::uint8_t* codes, Count n,
                                        F scale, S* to) {

@@ -64,8 +64,8 @@ struct ConvertOps {
   void (*from_int8[2])(const void* blocks, void* out, Count count);
   void (*from_stored_fp8[2])(const void* blocks, void* out, Count count);
   void (*from_mxfp4[2])(const void* blocks, void* out, Count count);
-  /// Of 64 codes each, two in a byte, the first one in its upper half, which stand for values of a table, and
-  /// of a scale, fp32. Strides: bytes from one block to the next.
+  /// Blocks of 64 codes, two in a byte, the first one in its upper half. A code stands for a value of the
+  /// table, times the block's scale, fp32. Strides: bytes from one block to the next.
   void (*from_four_bits[2])(const float* table, const std::uint8_t* codes, Count stride, const void* scales,
                             Count scale_stride, void* out, Count count);
 

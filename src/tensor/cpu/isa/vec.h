@@ -105,7 +105,7 @@ SHERD_INLINE F from_bf16(H h) {
 }
 
 /// The bf16 in the upper halves: to nearest, ties to even; a NaN stays one (base/dtype.h, bf16(float)).
-/// Of numbers and infinities, and of the NaN that processors make themselves.
+/// round_number_to_bf16() takes numbers, infinities, and no NaN but the one that processors make themselves.
 SHERD_INLINE U round_number_to_bf16(F f) {
   const U u = (U)f;
   return u + 0x7fffu + ((u >> 16) & 1u);

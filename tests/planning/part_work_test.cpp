@@ -177,6 +177,30 @@ TEST(PartWork, LayersOfSeveralTypesAreSeveralKinds) {
             flops(model.part(2).forward, KernelFamily::attention));
 }
 
+/// The reference that is the model without its adapter goes forward once; KTO's baseline takes the policy and
+/// the reference through other answers, too; what was computed once takes nothing.
+TEST(PartWork, PreferencesRunForwardBeforeTheStep) {
+  const auto passes = [](const char* objective, const char* reference) {
+    config::Config config = config_of();
+    config.training = config::parse_text(cat(R"({"training": {"objective": ")", objective,
+                                             R"(", "preference": {"reference": ")", reference,
+                                             R"("}, "adapter": {"type": "lora", "r": 8}}})"),
+                                         "training")
+                          .training;
+    GptWork work(V);
+    const engine::ModelWork& model = work.of(config);
+    for (const std::size_t part : {std::size_t{1}, std::size_t{layers}})
+      EXPECT_EQ(flops(model.part(part).reference, KernelFamily::attention),
+                flops(model.part(1).reference, KernelFamily::attention));
+    EXPECT_EQ(flops(model.part(0).reference, KernelFamily::gemm), 0) << "tables";
+    return flops(block_of(model).reference, KernelFamily::gemm) / (24.0 * b * s * h * h);
+  };
+  EXPECT_EQ(passes("dpo", "adapter"), 1);
+  EXPECT_EQ(passes("kto", "adapter"), 3);
+  EXPECT_EQ(passes("dpo", "precomputed"), 0);
+  EXPECT_NEAR(passes("kto", "precomputed"), 1 + 2.0 * 8 * 4 * h / (24.0 * h * h), 1e-9) << "with its LoRA";
+}
+
 TEST(PartWork, WhatIsRecordedOnceIsKept) {
   GptWork work(V);
   const engine::ModelWork* first = &work.of(config_of());

@@ -135,6 +135,19 @@ TEST(Price, AsynchronousCallsHideBehindKernels) {
   EXPECT_NEAR(seconds(true).seconds, 6, 1e-9) << "three are queued";
 }
 
+TEST(Price, TheHostQueuesNothingAheadOfWhatItReads) {
+  const config::Machine machine = plain_machine();
+  config::DeviceRates rates = machine.rates[0];
+  rates.launch = 2;
+  const auto kernel = [](double seconds, bool host_reads = false) {
+    return KernelWork{.family = KernelFamily::routing, .bytes = seconds * bandwidth, .host_reads = host_reads};
+  };
+  const auto seconds = [&](const std::vector<Work>& pass) { return price(pass, machine, rates).seconds; };
+  EXPECT_NEAR(seconds({kernel(9), kernel(1), kernel(1), kernel(1)}), 12, 1e-9) << "queued behind the first";
+  EXPECT_NEAR(seconds({kernel(9, true), kernel(1), kernel(1), kernel(1)}), 9 + 3 * 2, 1e-9);
+  EXPECT_NEAR(seconds({kernel(1, true), kernel(9), kernel(1), kernel(1)}), 2 + 11, 1e-9) << "itself is queued";
+}
+
 /// A model of like parts, each of one product of a second forward, two backward, and a billion parameters.
 ModelWork like_parts(std::size_t count, std::uint64_t output = 0) {
   ModelWork model;
@@ -204,6 +217,22 @@ TEST(StepTime, BubblesAreThoseOfThePapers) {
       EXPECT_NEAR(bubble(""), ideal, 1e-6 + 0.02 * ideal) << p << " " << m;
       EXPECT_NEAR(bubble(R"(, "virtual_stages": 4)"), ideal / 4, 1e-6 + 0.02 * ideal) << p << " " << m;
       EXPECT_LT(bubble(R"(, "schedule": "zero_bubble")"), 0.7 * ideal) << p << " " << m;
+    }
+}
+
+/// A pipeline of p stages takes p − 1 + m times of a stage for m micro-batches that only go forward.
+TEST(StepTime, PassesBeforeAStepAreForwardAlone) {
+  ModelWork model = like_parts(8), plain = model;
+  model.kinds[0].reference = model.kinds[0].forward;
+  for (const int p : {1, 2, 4})
+    for (const std::int64_t m : {1, 4, 400}) {
+      const std::string keys = cat(R"(, "parallel": {"pipeline": )", p, "}");
+      const StepTime with = time_of(keys, model, p, m), without = time_of(keys, plain, p, m);
+      const double stage = 8.0 / p, batches = static_cast<double>(m);
+      EXPECT_NEAR(with.seconds - without.seconds, stage * (p - 1 + batches), 1e-6 * batches) << p << ' ' << m;
+      EXPECT_NEAR(with.kernels[0] - without.kernels[0], stage * batches, 1e-6 * batches);
+      EXPECT_NEAR(with.idle - without.idle, stage * (p - 1), 1e-6 * batches);
+      EXPECT_NEAR(with.gather + with.reduce + with.exchange, 0, 1e-6 * batches);
     }
 }
 

@@ -1,6 +1,7 @@
 #include "engine/estimate/dry_run.h"
 
 #include "comm/dry/dry_world.h"
+#include "engine/preference/preference_run.h"
 #include "engine/preference/reference_copy.h"
 #include "engine/setup/make_device.h"
 #include "engine/setup/process_grid.h"
@@ -64,14 +65,13 @@ DryRun::DryRun(const config::Config& config, const ModelSource& model, const Mak
 
 void DryRun::before_step() {
   const config::Config& config = engine_->config();
+  if (passes_before_step(config) == 0) return;
   const bool adapter = config.reference() == config::Reference::adapter;
-  if (!adapter && !copy_ && !config.has_baseline()) return;
-  Engine& from = copy_ ? *copy_ : *engine_;
-  auto* model = dynamic_cast<nn::TextModel*>(&from.module());
+  auto* model = dynamic_cast<nn::TextModel*>(&reference().module());
   if (!model) return;
   const tensor::Batch texts = batch();
   if (!texts.contains("sides")) return;
-  from.evaluate([&](autograd::Tape& tape) { model->text_scores(tape, texts, adapter); });
+  reference().evaluate([&](autograd::Tape& tape) { model->text_scores(tape, texts, adapter); });
 }
 
 std::vector<ValueForm> DryRun::forms_of_parts() {

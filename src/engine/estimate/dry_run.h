@@ -44,8 +44,11 @@ class DryRun {
     before_step();
     engine_->train_batch([this] { return batch(); });
   }
-  /// What preferences run before each step (PreferenceRun), of one micro-batch.
+  /// One of the passes of a micro-batch that preferences run before each step (passes_before_step()), or
+  /// nothing: the reference's, where it has one.
   void before_step();
+  /// The engine that runs it.
+  Engine& reference() { return copy_ ? *copy_ : *engine_; }
   void evaluate() { engine_->eval_batch(batch()); }
   /// As Engine::assume_values(), of all engines here.
   void assume_values(const std::vector<ValueForm>& of_parts) {

@@ -1,8 +1,10 @@
 #include "engine/estimate/part_work.h"
 
+#include <functional>
 #include <numeric>
 #include <set>
 
+#include "engine/preference/preference_run.h"
 #include "engine/setup/process_grid.h"
 #include "engine/step/step_report.h"
 #include "nn/layered_model.h"
@@ -24,9 +26,25 @@ config::Config by_parts(config::Config config, int data) {
 }
 
 /// Appends what it is told to the pass under way.
-class PartRecorder final : public InstructionObserver {
+class PartRecorder final : public InstructionObserver, public nn::Stages {
  public:
   using Op = sharding::Instruction::Op;
+
+  /// Records `pass`, which runs the model before a step and is no instruction: where it is, cross() tells.
+  void record_reference(nn::LayeredModel& model, const std::function<void()>& pass) {
+    parts_.resize(model.parts());
+    pass_ = &parts_.front().reference;
+    model.set_stages(this);
+    pass();
+    model.set_stages(nullptr);
+    pass_ = nullptr;
+  }
+  bool has(std::size_t) const override { return true; }
+  autograd::Var cross(autograd::Tape&, std::size_t part, const autograd::Var& x) override {
+    pass_ = &parts_.at(part).reference;
+    return x;
+  }
+  tensor::Tensor from_last(autograd::Tape&, const tensor::Tensor& value) override { return value; }
 
   void begin(const sharding::Instruction& instruction) override {
     if (instruction.micro_batch != 0) return;
@@ -89,8 +107,11 @@ std::vector<PartWork> record_parts(const config::Config& config, const ModelSour
              {.kernels = [&](const tensor::KernelWork& work) { recorder.tell(work); },
               .calls = [&](const comm::CommWork& work) { recorder.tell(work); }});
   recorder.watch(run.engine().device().ledger());
+  if (auto* model = dynamic_cast<nn::LayeredModel*>(&run.reference().module()))
+    for (int i = 0; i < passes_before_step(run.engine().config()); ++i)
+      recorder.record_reference(*model, [&] { run.before_step(); });
   run.engine().set_observer(&recorder);
-  run.step();
+  run.engine().train_batch([&] { return run.batch(); });
   run.engine().set_observer(nullptr);
   std::vector<PartWork>& parts = recorder.parts();
   const std::vector<ValueForm> forms = run.forms_of_parts();

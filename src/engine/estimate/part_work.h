@@ -15,6 +15,8 @@ using Work = std::variant<tensor::KernelWork, comm::CommWork>;
 struct PartWork {
   std::vector<Work> forward;
   std::vector<Work> backward;  ///< with what is computed again
+  /// The pass that preferences run before a step (DryRun::before_step()), where they do.
+  std::vector<Work> reference;
   /// Elements of the parameters that this rank computes with, frozen ones and experts' apart.
   std::int64_t trained = 0, frozen = 0, experts = 0;
   std::int64_t in_fp8 = 0, experts_in_fp8 = 0;  ///< of them those of products in FP8

@@ -27,6 +27,7 @@ using Op = Instruction::Op;
 /// The seconds that a part of one kind takes on a rank.
 struct PartTime {
   PassSeconds forward, backward, input, weights;  ///< the last two: backward in its halves
+  PassSeconds reference;                          ///< before the step
   double gather = 0;                              ///< its parameters, where they come for each use
   double reduce = 0;                              ///< its gradients, over the ranks that share states
   double replicas = 0;                            ///< likewise, over those that hold the same states
@@ -109,6 +110,7 @@ class Step {
     out.backward = price(part.backward, machine_, rates_);
     out.weights = price(part.backward, machine_, rates_, Counted::weight_gradients);
     out.input = price(part.backward, machine_, rates_, Counted::others);
+    out.reference = price(part.reference, machine_, rates_);
     add_states(out, part.trained, part.frozen, part.in_fp8, comm::Axis::shard, comm::Axis::replica);
     add_states(out, part.experts, 0, part.experts_in_fp8, comm::Axis::expert_shard,
                comm::Axis::expert_replica);
@@ -325,8 +327,9 @@ class Step {
   /// `busiest`: the stage to tell of; -1: the one that computes longest.
   Simulated simulated(std::int64_t micro_batches, int busiest = -1) const {
     const Lists lists = lists_of(micro_batches);
-    const sharding::SimulatedStep step = sharding::simulate(
+    sharding::SimulatedStep step = sharding::simulate(
         lists.of_stages, [&](int stage, const Instruction& i) { return time_of(stage, i, lists); });
+    add_reference(step, micro_batches);
     Simulated out;
     for (int stage = 0; stage < stages_; ++stage) {
       const auto s = static_cast<std::size_t>(stage);
@@ -345,6 +348,24 @@ class Step {
     return out;
   }
 
+  /// The passes before a step: all micro-batches, one behind the other through the stages.
+  void add_reference(sharding::SimulatedStep& step, std::int64_t micro_batches) const {
+    if (std::all_of(times_.begin(), times_.end(),
+                    [](const PartTime& part) { return part.reference.seconds == 0; }))
+      return;
+    double through_all = 0, longest = 0;
+    for (int stage = 0; stage < stages_; ++stage) {
+      double seconds = 0;
+      for_own(stage, [&](const Chunk& chunk) {
+        seconds +=
+            through(chunk, Op::forward, false, [](const PartTime& each) { return each.reference.seconds; });
+      });
+      step.computing[static_cast<std::size_t>(stage)] += static_cast<double>(micro_batches) * seconds;
+      through_all += seconds, longest = std::max(longest, seconds);
+    }
+    step.seconds += through_all + static_cast<double>(micro_batches - 1) * longest;
+  }
+
   /// Visits the passes of a stage: a pass of a part, and how often it runs in a step.
   template <class Visit>
   void for_passes(int stage, const Lists& lists, const Visit& visit) const {
@@ -354,7 +375,7 @@ class Step {
       for (std::size_t n = chunk.begin; n < chunk.end; ++n)
         for (const bool keeps : {false, true}) {
           const PartTime& time = part(n, keeps);
-          for (const PassSeconds* pass : {&time.forward, &time.backward})
+          for (const PassSeconds* pass : {&time.forward, &time.backward, &time.reference})
             visit(*pass, keeps ? kept : all - kept);
         }
     });

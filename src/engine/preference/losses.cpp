@@ -1,5 +1,6 @@
 #include "engine/preference/losses.h"
 
+#include <algorithm>
 #include <array>
 
 #include "base/error.h"
@@ -154,8 +155,10 @@ Derived single_loss(PreferenceLoss loss, bool desirable, double ratio, double ba
                    : keys.undesirable_weight * (1 - sigmoid(keys.beta * (zero - r)));
 }
 
-bool looks_at_partners(PreferenceLoss loss) {
-  return loss == PreferenceLoss::aot || loss == PreferenceLoss::aot_unpaired;
+bool looks_at_partners(const std::vector<config::PreferenceTerm>& terms) {
+  return std::any_of(terms.begin(), terms.end(), [](const config::PreferenceTerm& term) {
+    return term.loss == PreferenceLoss::aot || term.loss == PreferenceLoss::aot_unpaired;
+  });
 }
 
 }  // namespace sherd::engine

@@ -34,7 +34,7 @@ Derived pair_loss(config::PreferenceLoss loss, const PairScores& pair, const con
 Derived single_loss(config::PreferenceLoss loss, bool desirable, double ratio, double baseline,
                     const config::Preference& keys);
 
-/// Losses that look at what lies as high among all pairs of a step.
-bool looks_at_partners(config::PreferenceLoss loss);
+/// Whether one of these looks at what lies as high among all pairs of a step.
+bool looks_at_partners(const std::vector<config::PreferenceTerm>& terms);
 
 }  // namespace sherd::engine

@@ -52,8 +52,7 @@ PreferenceTextLoss::PreferenceTextLoss(const config::Config& config, device::Dev
       sums_(device) {}
 
 bool PreferenceTextLoss::looks_at_partners() const {
-  return std::any_of(terms_.begin(), terms_.end(),
-                     [](const PreferenceTerm& term) { return engine::looks_at_partners(term.loss); });
+  return engine::looks_at_partners(terms_);
 }
 
 bool PreferenceTextLoss::learns_chosen() const {

@@ -82,6 +82,14 @@ tensor::Batch mismatched_of(const tensor::Batch& batch) {
 
 }  // namespace
 
+int passes_before_step(const config::Config& config) {
+  if (!config.learns_preferences()) return 0;
+  const config::Reference reference = config.reference();
+  const bool at_hand = reference == config::Reference::none || reference == config::Reference::precomputed;
+  const int baseline = config.has_baseline() ? 1 : 0;
+  return (at_hand ? 0 : 1 + baseline) + baseline + (looks_at_partners(config.preference_terms()) ? 1 : 0);
+}
+
 PreferenceRun::PreferenceRun(Engine& engine, std::shared_ptr<const TokenData> data, Engine* reference)
     : engine_(engine),
       model_(texts_of(engine)),

@@ -24,6 +24,10 @@
 
 namespace sherd::engine {
 
+/// How often a step runs each micro-batch forward before it is learned: through the reference, unless its
+/// log-probabilities were computed once, and for numbers of the whole batch (KTO's baseline, partners).
+int passes_before_step(const config::Config& config);
+
 /// Gives the micro-batches of a run that learns preferences what their loss reads beside the texts. One per
 /// rank, used from its thread; every call is collective.
 class PreferenceRun {

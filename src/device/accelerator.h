@@ -17,7 +17,7 @@ struct DeviceMemory {
 
 /// A device whose work runs in queues of its own and whose device tier is a memory of its own: a rank's GPU.
 /// Kernels run on the compute stream, in whose order memory of the device tier is reused: whoever hands it to
-/// another stream keeps it alive until the compute stream waits for that (StreamUse). The host tier is
+/// another stream keeps it alive until the compute stream waits for that. The host tier is
 /// page-locked memory, of which a freed block is reused when the compute stream has passed that point.
 ///
 /// Used from the rank's thread, which has the GPU as its current one from the device's construction on;

@@ -9,7 +9,6 @@
 #include <thread>
 
 #include "base/error.h"
-#include "base/log.h"
 
 namespace sherd::device {
 namespace {
@@ -108,28 +107,6 @@ void* Stream::native() const {
 StreamQueue& Stream::queue() const {
   require(state_ != nullptr, "an empty stream has no queue");
   return *state_->queue;
-}
-
-StreamUse& StreamUse::operator=(StreamUse&& other) noexcept {
-  std::swap(done_, other.done_);
-  std::swap(memory_, other.memory_);
-  return *this;
-}
-
-void StreamUse::join(Stream& stream) {
-  stream.wait(done_);
-  done_ = {};
-  memory_.clear();
-}
-
-StreamUse::~StreamUse() {
-  if (memory_.empty()) return;
-  try {
-    done_.wait(Deadline::after_seconds(60), "work on memory that is to be freed");
-  } catch (const std::exception& error) {
-    log_warning("memory is never freed, for a stream may still use it: ", error.what());
-    new std::vector<Storage>(std::move(memory_));
-  }
 }
 
 }  // namespace sherd::device

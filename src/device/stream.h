@@ -9,7 +9,6 @@
 #include <span>
 #include <string_view>
 #include <type_traits>
-#include <vector>
 
 #include "base/deadline.h"
 #include "device/device.h"
@@ -131,27 +130,6 @@ class Stream {
  private:
   struct State;
   std::shared_ptr<State> state_;
-};
-
-/// Memory that work on a side stream still uses. Allocators hand a freed block out again at once, in the
-/// order of the compute stream; so whoever lends memory to another stream keeps it here until the compute
-/// stream waits for that work.
-class StreamUse {
- public:
-  StreamUse() = default;
-  StreamUse(Event done, std::vector<Storage> memory) : done_(std::move(done)), memory_(std::move(memory)) {}
-  StreamUse(StreamUse&&) noexcept = default;
-  StreamUse& operator=(StreamUse&& other) noexcept;
-  /// Waits on this thread where nobody joined; memory whose work does not end in a minute is never freed.
-  ~StreamUse();
-
-  const Event& done() const { return done_; }
-  /// `stream`, on which the memory is going to be reused, waits for the work; then the memory is let go.
-  void join(Stream& stream);
-
- private:
-  Event done_;
-  std::vector<Storage> memory_;
 };
 
 }  // namespace sherd::device

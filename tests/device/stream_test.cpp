@@ -78,32 +78,5 @@ TEST(Event, names_the_work_that_missed_the_deadline) {
   });
 }
 
-/// A storage that says when it is freed.
-Storage watched(bool& freed) {
-  return Storage({nullptr, 1}, [&freed](MemoryBlock) { freed = true; });
-}
-
-TEST(StreamUse, keeps_memory_until_the_compute_stream_waits) {
-  FakeStream compute("k"), copies("c");
-  bool freed = false;
-  StreamUse use(copies.stream.record(), {watched(freed)});
-  EXPECT_FALSE(freed);
-  use.join(compute.stream);
-  EXPECT_TRUE(freed);
-  EXPECT_THAT(compute.log->followed, ElementsAre("c1"));
-}
-
-TEST(StreamUse, that_nobody_joined_waits_on_the_host) {
-  FakeStream copies("c");
-  bool freed = false;
-  std::optional<StreamUse> use(std::in_place, copies.stream.record(), std::vector<Storage>{watched(freed)});
-  StreamUse moved = std::move(*use);
-  use.reset();
-  EXPECT_FALSE(freed);
-  copies.log->events[0]->done = true;
-  moved = {};
-  EXPECT_TRUE(freed);
-}
-
 }  // namespace
 }  // namespace sherd::device

@@ -105,10 +105,10 @@ TEST_F(CudaDeviceTest, a_copy_stream_follows_the_compute_stream_and_back) {
     device->copy(there.data(), values.data(), bytes);
     copies.wait(device->compute_stream().record());
     device->copy_on(copies, host.data(), there.data(), bytes);
-    StreamUse use(copies.record(), {there, host});
-    use.done().wait(Deadline::after_seconds(60), "a copy");
+    const Event done = copies.record();
+    done.wait(Deadline::after_seconds(60), "a copy");
     ASSERT_EQ(std::memcmp(host.data(), values.data(), bytes), 0);
-    use.join(device->compute_stream());
+    device->compute_stream().wait(done);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/log.h"
 #include "comm/exchange/call.h"
 #include "device/accelerator.h"
 
@@ -45,13 +46,19 @@ class GpuOrder {
   std::shared_ptr<device::Accelerator> gpu_;
 };
 
-/// Waits until no stream uses the tensors of a call that nobody waited for.
+/// Waits until no stream uses the tensors of a call that nobody waited for; memory whose work does not end in
+/// a minute is never freed.
 inline void outlast(Call& call) noexcept {
   if (!call.done) return;
   std::vector<device::Storage> memory;
   for_each_tensor(call, [&](const Tensor& x) { memory.push_back(x.storage()); });
   for (const Tensor& x : call.staging) memory.push_back(x.storage());
-  const device::StreamUse waits(std::exchange(call.done, {}), std::move(memory));
+  try {
+    std::exchange(call.done, {}).wait(Deadline::after_seconds(60), "work on memory that is to be freed");
+  } catch (const std::exception& error) {
+    log_warning("memory is never freed, for a stream may still use it: ", error.what());
+    new std::vector<device::Storage>(std::move(memory));
+  }
 }
 
 }  // namespace sherd::comm

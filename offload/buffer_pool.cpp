@@ -1,8 +1,5 @@
 #include "offload/buffer_pool.h"
 
-#include <algorithm>
-#include <chrono>
-#include <condition_variable>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -19,12 +16,11 @@ using device::Tier;
 /// The memory that a pool, its buffers and the transfers of it share.
 class PoolMemory final : public LentMemory, public std::enable_shared_from_this<PoolMemory> {
  public:
-  PoolMemory(device::Ledger& ledger, int count, std::size_t bytes, Category category, std::string key)
+  PoolMemory(device::Ledger& ledger, int count, std::size_t bytes, Category category)
       : charge_(ledger, Tier::host, category, BufferPool::host_bytes(count, bytes)),
         slab_(BufferPool::host_bytes(count, bytes)),
         bytes_(bytes),
         stride_(round_up(bytes, page)),
-        key_(std::move(key)),
         leases_(static_cast<std::size_t>(count)) {
     for (std::size_t i = leases_.size(); i-- > 0;) free_.push_back(i);
   }
@@ -60,23 +56,7 @@ class PoolMemory final : public LentMemory, public std::enable_shared_from_this<
     return lease;
   }
 
-  /// Returns when a buffer may be free.
-  void wait(const Deadline& deadline) {
-    for (const auto& queue : queues()) queue->check();
-    if (deadline.passed())
-      fail(ErrorKind::memory, "none of ", leases_.size(), " transfer buffers of ", bytes_,
-           " bytes became free within the deadline: raise ", key_);
-    // A store that breaks meanwhile frees none: look again now and then.
-    const auto soon = Deadline::Clock::now() + std::chrono::milliseconds(50);
-    std::unique_lock lock(mutex_);
-    freed_.wait_until(lock, std::min(soon, deadline.at()), [&] { return !free_.empty(); });
-  }
-
   int count() const { return static_cast<int>(leases_.size()); }
-  int free_count() {
-    std::lock_guard lock(mutex_);
-    return static_cast<int>(free_.size());
-  }
   std::size_t bytes() const { return bytes_; }
   bool registered() {
     std::lock_guard lock(mutex_);
@@ -89,27 +69,17 @@ class PoolMemory final : public LentMemory, public std::enable_shared_from_this<
       data = pool->slab_.data() + index * pool->stride_, bytes = pool->bytes_;
     }
     ~PoolLease() override {
-      {
-        std::lock_guard lock(pool->mutex_);
-        pool->free_.push_back(index);
-      }
-      pool->freed_.notify_one();
+      std::lock_guard lock(pool->mutex_);
+      pool->free_.push_back(index);
     }
     std::shared_ptr<PoolMemory> pool;
     std::size_t index;
   };
 
-  std::vector<std::shared_ptr<TransferQueue>> queues() {
-    std::lock_guard lock(mutex_);
-    return queues_;
-  }
-
   Charge charge_;
   HostMemory slab_;
   std::size_t bytes_, stride_;
-  std::string key_;
   std::mutex mutex_;  // may be taken under a queue's
-  std::condition_variable freed_;
   // Guarded by mutex_:
   std::vector<std::shared_ptr<TransferQueue>> queues_;  // the stores' that transfer from here
   bool registered_ = false;
@@ -117,12 +87,10 @@ class PoolMemory final : public LentMemory, public std::enable_shared_from_this<
   std::vector<std::weak_ptr<BufferLease>> leases_;  // by buffer
 };
 
-BufferPool::BufferPool(Store& store, device::Ledger& ledger, int count, std::size_t bytes, Category category,
-                       std::string key) {
-  if (count < 1 || bytes < 1)
-    fail(ErrorKind::config, key, " must give at least one buffer of at least one byte, not ", count, " of ",
-         bytes);
-  memory_ = std::make_shared<PoolMemory>(ledger, count, bytes, category, std::move(key));
+BufferPool::BufferPool(Store& store, device::Ledger& ledger, int count, std::size_t bytes,
+                       Category category) {
+  require(count > 0 && bytes > 0, "a pool of ", count, " buffers of ", bytes, " bytes");
+  memory_ = std::make_shared<PoolMemory>(ledger, count, bytes, category);
   lend_to(store);
 }
 
@@ -132,22 +100,12 @@ void BufferPool::lend_to(Store& store) {
   memory_->lend_to(store.queue_);
 }
 
-Buffer BufferPool::acquire(const Deadline& deadline) {
-  for (;;) {
-    if (Buffer buffer = try_acquire()) return buffer;
-    memory_->wait(deadline);
-  }
-}
-
 Buffer BufferPool::try_acquire() {
   return Buffer(memory_->try_lease());
 }
 
 int BufferPool::count() const {
   return memory_->count();
-}
-int BufferPool::free_count() const {
-  return memory_->free_count();
 }
 std::size_t BufferPool::bytes() const {
   return memory_->bytes();

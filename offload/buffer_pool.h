@@ -3,10 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <utility>
 
-#include "base/deadline.h"
 #include "device/ledger.h"
 #include "offload/store.h"
 
@@ -52,10 +50,8 @@ class Buffer {
 class BufferPool {
  public:
   /// `count` buffers of `bytes` bytes. Charges host_bytes(count, bytes) to the host tier under `category`.
-  /// `key` names the configuration key that sets the count, for the error of a pool that is too small. Throws
-  /// Error{memory} at the ledger's limit or when the system has no more.
-  BufferPool(Store& store, device::Ledger& ledger, int count, std::size_t bytes, device::Category category,
-             std::string key = "buffer_count");
+  /// Throws Error{memory} at the ledger's limit or when the system has no more.
+  BufferPool(Store& store, device::Ledger& ledger, int count, std::size_t bytes, device::Category category);
   ~BufferPool();
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
@@ -63,14 +59,10 @@ class BufferPool {
   /// Lets a second store transfer without a copy too.
   void lend_to(Store& store);
 
-  /// A buffer; waits until one is free. Throws Error{memory} when none is by the deadline, and the store's
-  /// error when that has broken.
-  Buffer acquire(const Deadline& deadline);
   /// A buffer, or none when none is free.
   Buffer try_acquire();
 
   int count() const;
-  int free_count() const;
   /// The size of each buffer.
   std::size_t bytes() const;
   /// Whether the kernel took the buffers as registered ones, for every store.

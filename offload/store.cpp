@@ -105,18 +105,8 @@ Span Store::reserve(std::string name, std::uint64_t bytes, Category category) {
   return span;
 }
 
-DeferredRead& DeferredRead::operator=(DeferredRead&& other) noexcept {
-  cancel();
-  transfer_ = std::move(other.transfer_);
-  return *this;
-}
-
 DeferredRead::~DeferredRead() {
-  cancel();
-}
-
-void DeferredRead::cancel() noexcept {
-  if (const auto transfer = std::move(transfer_)) transfer->queue->cancel_deferred(transfer);
+  if (transfer_) transfer_->queue->cancel_deferred(transfer_);
 }
 
 Io DeferredRead::start(void* to) {

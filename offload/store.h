@@ -105,7 +105,6 @@ class DeferredRead {
  public:
   DeferredRead() = default;  ///< reads nothing
   DeferredRead(DeferredRead&&) noexcept = default;
-  DeferredRead& operator=(DeferredRead&& other) noexcept;
   ~DeferredRead();
 
   /// Reads into `to`, which has room for all bytes; once. Otherwise it is as Store::read().
@@ -113,7 +112,6 @@ class DeferredRead {
 
  private:
   explicit DeferredRead(std::shared_ptr<Transfer> transfer) : transfer_(std::move(transfer)) {}
-  void cancel() noexcept;
   std::shared_ptr<Transfer> transfer_;
   friend class Store;
 };

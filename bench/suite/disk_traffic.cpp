@@ -47,32 +47,20 @@ std::string_view name_of(DiskTraffic traffic) {
 
 StoreTraffic::StoreTraffic(const offload::StoreOptions& options, std::uint64_t bytes, int buffers,
                            std::size_t buffer_bytes)
-    : store_(options, ledger_),
-      pool_(store_, ledger_, buffers, buffer_bytes, device::Category::workspace),
-      timeout_seconds_(options.timeout_seconds) {
+    : store_(options, ledger_), pool_(store_, ledger_, buffers, buffer_bytes, device::Category::workspace) {
   const std::uint64_t pair = std::uint64_t{2} * buffer_bytes;
   require(buffers > 0 && buffer_bytes > 0 && bytes >= pair,
           "the bytes must be at least twice those of a buffer");
   span_ = store_.reserve("traffic", bytes / pair * pair, device::Category::optimizer);
-  std::vector<offload::Buffer> all;
   for (int i = 0; i < buffers; ++i) {
-    all.push_back(pool_.acquire(Deadline::after_seconds(timeout_seconds_)));
-    fill(all.back().data(), buffer_bytes / 8 * 8);
+    buffers_.push_back(pool_.try_acquire());
+    fill(buffers_.back().data(), buffer_bytes / 8 * 8);
   }
-  all.clear();
   run(DiskTraffic::write, [&](std::uint64_t moved) { return moved < span_.bytes(); });
 }
 
-void StoreTraffic::start(bool write, std::uint64_t offset) {
-  offload::Buffer buffer = pool_.acquire(Deadline::after_seconds(timeout_seconds_));
-  std::byte* data = buffer.data();
-  const std::size_t bytes = pool_.bytes();
-  offload::Io io = write ? store_.write(span_, offset, data, bytes) : store_.read(span_, offset, data, bytes);
-  under_way_.push_back({std::move(buffer), std::move(io)});
-}
-
 void StoreTraffic::finish_first() {
-  under_way_.front().io.wait();
+  under_way_.front().wait();
   under_way_.pop_front();
 }
 
@@ -80,9 +68,12 @@ std::uint64_t StoreTraffic::run(DiskTraffic traffic, const std::function<bool(st
   std::uint64_t moved = 0;
   const std::uint64_t pieces = span_.bytes() / pool_.bytes();
   for (std::uint64_t i = 0; more(moved); ++i, moved += pool_.bytes()) {
-    if (under_way_.size() == static_cast<std::size_t>(pool_.count())) finish_first();
+    if (under_way_.size() == buffers_.size()) finish_first();
     const FilePlace place = place_of(traffic, i, pieces);
-    start(place.write, place.index * pool_.bytes());
+    const std::uint64_t offset = place.index * pool_.bytes();
+    std::byte* data = buffers_[i % buffers_.size()].data();
+    under_way_.push_back(place.write ? store_.write(span_, offset, data, pool_.bytes())
+                                     : store_.read(span_, offset, data, pool_.bytes()));
   }
   while (!under_way_.empty()) finish_first();
   return moved;

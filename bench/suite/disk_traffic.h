@@ -38,19 +38,14 @@ class StoreTraffic {
   std::size_t memory_bytes() const { return static_cast<std::size_t>(pool_.count()) * pool_.bytes(); }
 
  private:
-  struct UnderWay {
-    offload::Buffer buffer;
-    offload::Io io;  // waited for before its buffer goes
-  };
-  void start(bool write, std::uint64_t offset);
   void finish_first();
 
   device::Ledger ledger_;
   offload::Store store_;
   offload::BufferPool pool_;
   offload::Span span_;
-  std::deque<UnderWay> under_way_;
-  double timeout_seconds_;
+  std::vector<offload::Buffer> buffers_;  // used in turn
+  std::deque<offload::Io> under_way_;     // waited for before the buffers go
 };
 
 /// The same traffic over the same bytes of a file without the store: requests of one block straight to a

@@ -35,7 +35,7 @@ class FallbackTest : public StoreFixture {
       Store store(options, ledger);
       BufferPool pool(store, ledger, 2, 300'000, Category::optimizer),
           other(store, ledger, 1, 5000, Category::optimizer);
-      Buffer buffer = pool.acquire(soon());
+      Buffer buffer = pool.try_acquire();
       const Span span = store.reserve("s", 300'000, Category::optimizer);
       const auto data = pattern(300'000, 2);
       store.write(span, 0, data.data(), data.size()).wait();

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -71,7 +72,7 @@ TEST_P(StoreTest, a_buffer_keeps_its_bytes_around_a_ragged_read) {
   const Span span = store.reserve("s", 200'000, Category::optimizer);
   const auto data = pattern(200'000, 3);
   store.write(span, 0, data.data(), data.size()).wait();
-  Buffer buffer = pool.acquire(soon());
+  Buffer buffer = pool.try_acquire();
   for (const std::size_t bytes : {4095, 4097, 65536 + 1, 199'999}) {
     std::memset(buffer.data(), 0xab, buffer.bytes());
     store.read(span, 0, buffer.data() + 4096, bytes).wait();
@@ -109,14 +110,14 @@ TEST_P(StoreTest, a_deferred_read_gets_what_was_there_and_later_writes_wait_for_
   const auto before = pattern(bytes, 1), after = pattern(bytes, 2);
   Io first = store.write(span, 0, before.data(), bytes);
   DeferredRead kept = store.defer_read(span, 100, 2 * 4096);
-  DeferredRead dropped = store.defer_read(span, 3 * 4096 + 8, 4096);
+  std::optional<DeferredRead> dropped = store.defer_read(span, 3 * 4096 + 8, 4096);
   first.wait();
   Io behind_kept = store.write(span, 0, after.data(), 3 * 4096),
      behind_dropped = store.write(span, 3 * 4096, after.data() + 3 * 4096, 2 * 4096);
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   EXPECT_FALSE(behind_kept.ready());
   EXPECT_FALSE(behind_dropped.ready());
-  dropped = {};
+  dropped.reset();
   behind_dropped.wait();
   EXPECT_FALSE(behind_kept.ready());
   std::vector<unsigned char> got(2 * 4096);

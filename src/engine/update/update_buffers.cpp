@@ -79,8 +79,7 @@ void UpdateBuffers::add_lane(offload::Store* store, std::span<const UpdateChunk>
   Lane lane;
   lane.store = store;
   lane.pool = std::make_unique<offload::BufferPool>(*store, device_.ledger(), count, bytes,
-                                                    device::Category::workspace,
-                                                    "zero_optimization.offload_optimizer.buffer_count");
+                                                    device::Category::workspace);
   for (int i = 0; i < count; ++i) {
     lane.buffers.push_back(lane.pool->try_acquire());
     require(static_cast<bool>(lane.buffers.back()), "a new pool has no free buffer");

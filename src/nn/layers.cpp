@@ -29,19 +29,6 @@ Var Linear::forward(Tape& tape, const Var& x) {
   return autograd::linear(x, tape.parameter(weight_), bias_ ? tape.parameter(bias_) : Var(), activation_);
 }
 
-Var Gelu::forward(Tape&, const Var& x) {
-  return autograd::activation(x, kind_);
-}
-Var Relu::forward(Tape&, const Var& x) {
-  return autograd::relu(x);
-}
-Var Tanh::forward(Tape&, const Var& x) {
-  return autograd::tanh(x);
-}
-Var Swiglu::forward(Tape&, const Var& x) {
-  return autograd::glu(x);
-}
-
 LayerNorm::LayerNorm(std::int64_t width, double eps, bool bias)
     : eps_(eps), weight_(declare("weight", {width}, Init::ones(), {.decay = false})) {
   if (bias) bias_ = declare("bias", {width}, Init::zeros(), {.decay = false});

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <functional>
 #include <optional>
+#include <utility>
 
 #include "nn/module.h"
 #include "tensor/kernels.h"
@@ -34,32 +36,16 @@ class Linear : public Layer {
   ParameterPtr weight_, bias_;
 };
 
-/// GELU; the tanh approximation unless asked for the exact one. Linear fuses it where it follows a product.
-class Gelu : public Layer {
+/// What a function of autograd/ops.h makes of x: `Function(autograd::tanh)`.
+class Function : public Layer {
  public:
-  explicit Gelu(tensor::Activation kind = tensor::Activation::gelu_tanh) : kind_(kind) {}
+  explicit Function(std::function<Var(const Var&)> function) : function_(std::move(function)) {}
 
  protected:
-  Var forward(Tape& tape, const Var& x) override;
+  Var forward(Tape&, const Var& x) override { return function_(x); }
 
  private:
-  tensor::Activation kind_;
-};
-
-class Relu : public Layer {
- protected:
-  Var forward(Tape& tape, const Var& x) override;
-};
-
-class Tanh : public Layer {
- protected:
-  Var forward(Tape& tape, const Var& x) override;
-};
-
-/// silu(gate)·up of [gate | up]: halves the last extent.
-class Swiglu : public Layer {
- protected:
-  Var forward(Tape& tape, const Var& x) override;
+  std::function<Var(const Var&)> function_;
 };
 
 /// autograd::layer_norm with parameters "weight" (ones) and, unless asked for none, "bias" (zeros), [width],

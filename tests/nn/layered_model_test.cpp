@@ -22,8 +22,8 @@ class Layered : public ::testing::Test {
   Layered() : model_(layers(), input, loss), parameters_(*cpu_.kernels, model_, DType::f32) {}
 
   static std::vector<std::shared_ptr<Layer>> layers() {
-    return {std::make_shared<Linear>(4, 6), std::make_shared<Tanh>(), std::make_shared<Dropout>(0.25f),
-            std::make_shared<Linear>(6, 3)};
+    return {std::make_shared<Linear>(4, 6), std::make_shared<Function>(autograd::tanh),
+            std::make_shared<Dropout>(0.25f), std::make_shared<Linear>(6, 3)};
   }
   static Var input(Tape& tape, const tensor::Batch& batch) { return tape.input(batch.at("x")); }
   static Var loss(const Var& y, const tensor::Batch& batch) {

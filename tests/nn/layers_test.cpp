@@ -23,13 +23,13 @@ class Stack : public Model {
     layers_ = add("layers", std::make_shared<LayerList>());
     layers_->append(std::make_shared<LayerNorm>(width));
     layers_->append(std::make_shared<Linear>(width, 2 * width));
-    layers_->append(std::make_shared<Swiglu>());
+    layers_->append(std::make_shared<Function>([](const Var& x) { return autograd::glu(x); }));
     layers_->append(std::make_shared<Dropout>(0.25f));
     layers_->append(std::make_shared<RmsNorm>(width));
     layers_->append(
         std::make_shared<Linear>(width, width, LinearOptions{.activation = tensor::Activation::gelu_erf}));
-    layers_->append(std::make_shared<Tanh>());
-    layers_->append(std::make_shared<Gelu>());
+    layers_->append(std::make_shared<Function>(autograd::tanh));
+    layers_->append(std::make_shared<Function>(autograd::gelu));
     layers_->append(std::make_shared<Dropout>(0.25f));
     head_ = add("head", std::make_shared<Linear>(width, 9,
                                                  LinearOptions{.bias = false, .tied = embedding_->weight()}));
@@ -217,7 +217,7 @@ TEST_F(Layers, OneLayerInTwoPlacesSumsItsGradients) {
       auto list = add("blocks", std::make_shared<LayerList>());
       list_ = list;
       list->append(layer);
-      list->append(std::make_shared<Tanh>());
+      list->append(std::make_shared<Function>(autograd::tanh));
       list->append(layer);  // the same block again: one parameter, two names
     }
     std::shared_ptr<LayerList> list_;

@@ -259,8 +259,7 @@ std::int64_t GptConfig::num_parameters(bool padding) const {
          head;
 }
 
-double flops_per_token(const GptConfig& config, std::int64_t seq, AttentionFlops convention,
-                       Recompute recompute) {
+double flops_per_token(const GptConfig& config, std::int64_t seq, AttentionFlops convention) {
   const GptConfig c = config.resolved();
   const double h = static_cast<double>(c.hidden_size);
   // The width of a key, and of a value, over all heads.
@@ -301,8 +300,7 @@ double flops_per_token(const GptConfig& config, std::int64_t seq, AttentionFlops
   const double head = 2.0 * scored * h * (static_cast<double>(c.scores()) + (c.has_head_dense() ? h : 0.0));
   // Weights that stay as they are have no gradients.
   const double trained = c.adapter.type == config::AdapterType::none ? 3.0 : 2.0;
-  const double passes = recompute == Recompute::full ? trained + 1 : trained;
-  return passes * blocks + trained * head;
+  return trained * blocks + trained * head;
 }
 
 }  // namespace sherd::models

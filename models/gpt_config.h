@@ -86,10 +86,8 @@ enum class AttentionFlops : std::uint8_t {
 
 /// Floating-point operations that one token costs in a training step (forward and backward) on sequences of
 /// `seq` tokens: an expert's where the token takes it, an adapter's not. Multiplied by tokens per second this
-/// is model FLOP/s, the numerator of MFU. With `recompute` full every block's forward counts a second time
-/// (hardware FLOPs); the output projection never does. Padding does not count.
-double flops_per_token(const GptConfig& config, std::int64_t seq, AttentionFlops convention,
-                       Recompute recompute = Recompute::none);
+/// is model FLOP/s, the numerator of MFU: what is computed again, and padding, do not count.
+double flops_per_token(const GptConfig& config, std::int64_t seq, AttentionFlops convention);
 
 /// Scores of whether the second of two texts goes on with the first, and with those that mean nothing, so
 /// that tensor ranks can share them.

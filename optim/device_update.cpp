@@ -44,22 +44,10 @@ void update(std::span<const SpanUpdate> spans, const Hyper& hyper, std::int64_t 
   check.done_ = device.record();
 }
 
-bool update(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, device::Device& device) {
-  FiniteCheck check(device);
-  update(std::span(&span, 1), hyper, step, device, check);
-  return check.finite();
-}
-
 void split_master(const float* master, void* high, std::uint16_t* low, std::int64_t n,
                   device::Device& device) {
   if (on_gpu(device, master)) return split_on_gpu(device, master, high, low, n);
   split_master(master, high, low, n, device.arena());
-}
-
-void join_master(const void* high, const std::uint16_t* low, float* master, std::int64_t n,
-                 device::Device& device) {
-  if (on_gpu(device, master)) return join_on_gpu(device, high, low, master, n);
-  join_master(high, low, master, n, device.arena());
 }
 
 void round_masters(const float* master, void* to, DType dtype, std::int64_t n, device::Device& device) {

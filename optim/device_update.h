@@ -38,14 +38,10 @@ class FiniteCheck {
 /// one for every 32 that differ in nothing but memory, decay and rounding.
 void update(std::span<const SpanUpdate> spans, const Hyper& hyper, std::int64_t step, device::Device& device,
             FiniteCheck& check);
-/// The same, and the answer of a check of its own.
-bool update(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, device::Device& device);
 
-/// As those of split_master.h.
+/// As that of split_master.h.
 void split_master(const float* master, void* high, std::uint16_t* low, std::int64_t n,
                   device::Device& device);
-void join_master(const void* high, const std::uint16_t* low, float* master, std::int64_t n,
-                 device::Device& device);
 /// Rounds fp32 masters to `dtype`: bf16 to nearest with ties away from zero, fp16 to nearest even, fp32 as
 /// is.
 void round_masters(const float* master, void* to, DType dtype, std::int64_t n, device::Device& device);

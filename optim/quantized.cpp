@@ -98,10 +98,6 @@ const DynamicMap& map_of(Code code) {
   return code == Code::signed_8bit ? with_signs : without;
 }
 
-std::span<const float, 256> dynamic_map(Code code) {
-  return map_of(code).values;
-}
-
 std::uint8_t zero_code(Code code) {
   return code == Code::signed_8bit ? 127 : 0;
 }

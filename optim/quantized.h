@@ -27,9 +27,6 @@ enum class Code : std::uint8_t {
   unsigned_8bit  ///< by the map of numbers of 0 and more
 };
 
-/// The values of an 8-bit code's map, in the order of the codes.
-std::span<const float, 256> dynamic_map(Code code);
-
 /// The code of 0.
 std::uint8_t zero_code(Code code);
 

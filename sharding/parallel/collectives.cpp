@@ -66,17 +66,6 @@ Var gather(const Var& x, int dim, Communicator* group, const std::string& label)
   });
 }
 
-Var scatter(const Var& x, int dim, Communicator* group, const std::string& label) {
-  if (alone(group)) return x;
-  Tape& tape = x.tape();
-  const Calls calls("scatter", label);
-  return tape.record(own_part(tape.kernels(), *group, x.value(), dim, calls.forward.label), {x},
-                     [dx = x.grad_ref(), dim, group, calls](Tape& t, const Tensor& dy) {
-                       t.accumulate(dx,
-                                    begin_all_gather(t.kernels(), *group, dy, dim, calls.backward).wait());
-                     });
-}
-
 Var reduce_scatter(const Var& x, int dim, Communicator* group, const std::string& label) {
   if (alone(group)) return x;
   Tape& tape = x.tape();

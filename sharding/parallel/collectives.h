@@ -41,10 +41,6 @@ Var all_gather(const Var& x, int dim, Communicator* group, const std::string& la
 /// part. Megatron-LM's gather_from_tensor_model_parallel_region.
 Var gather(const Var& x, int dim, Communicator* group, const std::string& label = {});
 
-/// This rank's part along `dim` of x, which all ranks have and computed alike; the gradient is gathered.
-/// Megatron-LM's scatter_to_sequence_parallel_region.
-Var scatter(const Var& x, int dim, Communicator* group, const std::string& label = {});
-
 /// This rank's part along `dim` of the sum of all ranks' x; the gradient is all-gathered. PyTorch's
 /// reduce_scatter_tensor_autograd.
 Var reduce_scatter(const Var& x, int dim, Communicator* group, const std::string& label = {});

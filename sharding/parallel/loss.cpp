@@ -15,13 +15,13 @@ Tensor add_loss(Tape& tape, const Head& head, const Tensor& logits, const Tensor
   const Shape shape{parts, labels.numel()};
   const Tensor lse = tape.empty(shape, head.compute()), picked = tape.empty(shape, head.compute());
   const Tensor own_lse = lse.rows(mine, mine + 1), own_picked = picked.rows(mine, mine + 1);
-  tape.kernels().cross_entropy(logits, labels, head.slice, head.ignore_index, own_lse, own_picked, {});
+  tape.kernels().cross_entropy(logits, labels, head.slice, no_label, own_lse, own_picked, {});
   if (!alone(head.layout.tensor))
     head.layout.tensor
         ->all_gather({{own_lse, lse}, {own_picked, picked}}, {.label = "the loss: parts of the vocabulary"})
         .wait();
   const Tensor all = lse.range(0, labels.numel());
-  tape.kernels().cross_entropy_total(lse, picked, labels, head.ignore_index, all, total, true);
+  tape.kernels().cross_entropy_total(lse, picked, labels, no_label, all, total, true);
   return all;
 }
 
@@ -94,10 +94,9 @@ Var capped(const Var& scores, double cap) {
   return autograd::scale(autograd::tanh(autograd::scale(scores, 1 / cap)), cap);
 }
 
-Var vocab_cross_entropy(const Var& x, const VocabHead& of, const Tensor& labels, const Layout& layout,
-                        std::int32_t ignore_index) {
+Var vocab_cross_entropy(const Var& x, const VocabHead& of, const Tensor& labels, const Layout& layout) {
   Tape& tape = x.tape();
-  const Head head = checked_head(x, of, labels, layout, ignore_index);
+  const Head head = checked_head(x, of, labels, layout);
   HeadGradients want(x, of);
   const Tensor total = tape.empty({2}, DType::f64);
   tape.kernels().fill(total, 0);
@@ -123,10 +122,9 @@ Var vocab_cross_entropy(const Var& x, const VocabHead& of, const Tensor& labels,
   return tape.record(std::move(loss), {x, of.weight, of.bias, of.trained.rows}, std::move(backward));
 }
 
-Tensor vocab_scores(const Var& x, const VocabHead& of, const Tensor& labels, const Layout& layout,
-                    std::int32_t ignore_index) {
+Tensor vocab_scores(const Var& x, const VocabHead& of, const Tensor& labels, const Layout& layout) {
   Tape& tape = x.tape();
-  const Head head = checked_head(x, of, labels, layout, ignore_index);
+  const Head head = checked_head(x, of, labels, layout);
   const std::int64_t parts = layout.tensor_size(), n = head.rows();
   const Tensor out = tape.empty({3, parts, n}, head.compute());
   std::vector<Tensor> own;
@@ -141,7 +139,7 @@ Tensor vocab_scores(const Var& x, const VocabHead& of, const Tensor& labels, con
     const std::int64_t end = std::min(n, begin + step);
     tape.kernels().cross_entropy(
         make_logits(tape, head, rows.rows(begin, end), of), head.labels.range(begin, end), head.slice,
-        ignore_index, own[0].range(begin, end), own[1].range(begin, end), own[2].range(begin, end));
+        no_label, own[0].range(begin, end), own[1].range(begin, end), own[2].range(begin, end));
   }
   if (alone(layout.tensor)) return out;
   std::vector<comm::GatherPiece> pieces;

@@ -8,6 +8,9 @@
 
 namespace sherd::parallel {
 
+/// The label of a token that is no target.
+inline constexpr std::int32_t no_label = -100;
+
 /// What makes the scores of the vocabulary: s = x·weightᵀ + bias, or cap·tanh(s/cap) where there is a cap.
 /// weight: this tensor rank's rows of a table that ranks cut evenly, [n, hidden] with the ids from
 /// tensor_rank·n on, of which those from `vocabulary` on are padding; bias: undefined, or as cut, [n].
@@ -21,7 +24,7 @@ struct VocabHead {
 autograd::Var capped(const autograd::Var& scores, double cap);
 
 /// The head of a language model and its loss: the mean of -log softmax(x·weightᵀ + bias)[label] over the
-/// labels other than `ignore_index` of all context ranks, as [1] in fp32 (fp64 for fp64), the same bits on
+/// labels other than `no_label` of all context ranks, as [1] in fp32 (fp64 for fp64), the same bits on
 /// all ranks of both groups.
 ///
 /// x: this rank's part of the stream, [batch, rows, hidden]; labels: int32 [batch, inner rows] of this
@@ -36,13 +39,13 @@ autograd::Var capped(const autograd::Var& scores, double cap);
 /// Throws Error{usage} for shapes that do not fit, Error{data} for a label outside the vocabulary,
 /// Error{comm} where ranks do not come.
 autograd::Var vocab_cross_entropy(const autograd::Var& x, const VocabHead& head, const tensor::Tensor& labels,
-                                  const Layout& layout, std::int32_t ignore_index = -100);
+                                  const Layout& layout);
 
 /// The parts of each label's score, [3, parts, labels] in fp32 (fp64 for fp64), the same bits on all
 /// tensor ranks, each of which holds a part of the vocabulary: a part's log-sum-exp of logits, the label's
-/// logit (0 in parts that do not have it), and the part's largest logit; all 0 for `ignore_index`. Arguments
+/// logit (0 in parts that do not have it), and the part's largest logit; all 0 for `no_label`. Arguments
 /// and errors as of vocab_cross_entropy(); not recorded. Tokens are taken in chunks as there.
 tensor::Tensor vocab_scores(const autograd::Var& x, const VocabHead& head, const tensor::Tensor& labels,
-                            const Layout& layout, std::int32_t ignore_index = -100);
+                            const Layout& layout);
 
 }  // namespace sherd::parallel

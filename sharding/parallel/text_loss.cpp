@@ -63,7 +63,7 @@ class TextPass {
     for (const TextRows& run : rows) {
       const auto text = static_cast<std::size_t>(run.text);
       for (std::int64_t i = run.begin; i < run.end; ++i) {
-        if (labels.data<std::int32_t>()[i] == head_.ignore_index) continue;
+        if (labels.data<std::int32_t>()[i] == no_label) continue;
         const double found = log_probability(lse.data() + i, logit.data() + i, parts, n);
         out.log_prob[text] += found, out.weighted[text] += run.weight * found;
         ++out.targets[text];
@@ -86,19 +86,18 @@ class TextPass {
     if (parts == 1) {
       const Tensor lse = parts_.lse.reshape({head_.rows()}).range(begin, end),
                    logit = parts_.logit.reshape({head_.rows()}).range(begin, end);
-      tape_.kernels().cross_entropy(logits, labels, head_.slice, head_.ignore_index, lse, logit, {});
+      tape_.kernels().cross_entropy(logits, labels, head_.slice, no_label, lse, logit, {});
       tape_.kernels().copy(lse, lse_.range(begin, end));
       return;
     }
     const Shape shape{parts, end - begin};
     const Tensor lse = tape_.empty(shape, head_.compute()), logit = tape_.empty(shape, head_.compute());
     const Tensor own_lse = lse.rows(mine, mine + 1), own_logit = logit.rows(mine, mine + 1);
-    tape_.kernels().cross_entropy(logits, labels, head_.slice, head_.ignore_index, own_lse, own_logit, {});
+    tape_.kernels().cross_entropy(logits, labels, head_.slice, no_label, own_lse, own_logit, {});
     head_.layout.tensor
         ->all_gather({{own_lse, lse}, {own_logit, logit}}, {.label = "the loss: parts of the vocabulary"})
         .wait();
-    tape_.kernels().cross_entropy_total(lse, logit, labels, head_.ignore_index, lse_.range(begin, end),
-                                        total_, true);
+    tape_.kernels().cross_entropy_total(lse, logit, labels, no_label, lse_.range(begin, end), total_, true);
     const std::int64_t n = head_.rows();
     tape_.kernels().copy_rows({lse, 0, end - begin}, {parts_.lse, begin, n}, parts, end - begin);
     tape_.kernels().copy_rows({logit, 0, end - begin}, {parts_.logit, begin, n}, parts, end - begin);
@@ -223,9 +222,9 @@ double log_probability(const double* lse, const double* logit, std::int64_t part
 }
 
 nn::TextScores vocab_text_scores(const Var& x, const VocabHead& of, const Tensor& labels,
-                                 const std::vector<TextRows>& rows, std::int64_t texts, const Layout& layout,
-                                 std::int32_t ignore_index) {
-  TextPass pass(x.tape(), checked_head(x, of, labels, layout, ignore_index), of);
+                                 const std::vector<TextRows>& rows, std::int64_t texts,
+                                 const Layout& layout) {
+  TextPass pass(x.tape(), checked_head(x, of, labels, layout), of);
   const Head& head = pass.head();
   pass.run(inner_rows(x.tape(), head, x), head.keeps_logits() ? head.rows() : head.chunk_rows(),
            [](const Tensor&, std::int64_t, std::int64_t) {});
@@ -234,9 +233,9 @@ nn::TextScores vocab_text_scores(const Var& x, const VocabHead& of, const Tensor
 
 Var vocab_text_loss(const Var& x, const VocabHead& of, const Tensor& labels,
                     const std::vector<TextRows>& rows, std::int64_t texts, const TextLossFunction& loss,
-                    const Layout& layout, std::int32_t ignore_index) {
+                    const Layout& layout) {
   Tape& tape = x.tape();
-  TextPass pass(tape, checked_head(x, of, labels, layout, ignore_index), of);
+  TextPass pass(tape, checked_head(x, of, labels, layout), of);
   const Head& head = pass.head();
   HeadGradients want(x, of);
   const bool keeps = want.recorded && head.keeps_logits();

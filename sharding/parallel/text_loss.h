@@ -27,12 +27,11 @@ struct TextRows {
 autograd::Var vocab_text_loss(const autograd::Var& x, const VocabHead& head, const tensor::Tensor& labels,
                               const std::vector<TextRows>& rows, std::int64_t texts,
                               const std::function<double(const nn::TextScores&, nn::TextGradients&)>& loss,
-                              const Layout& layout, std::int32_t ignore_index = -100);
+                              const Layout& layout);
 
 /// The scores alone; not recorded.
 nn::TextScores vocab_text_scores(const autograd::Var& x, const VocabHead& head, const tensor::Tensor& labels,
-                                 const std::vector<TextRows>& rows, std::int64_t texts, const Layout& layout,
-                                 std::int32_t ignore_index = -100);
+                                 const std::vector<TextRows>& rows, std::int64_t texts, const Layout& layout);
 
 /// The log-probability of a token by its parts of the vocabulary: each one's log-sum-exp of logits, and the
 /// token's logit (0 in parts that do not have it), `stride` apart. Throws Error{numerics} where it is not

@@ -4,8 +4,7 @@
 
 namespace sherd::parallel {
 
-Head checked_head(const Var& x, const VocabHead& of, const Tensor& labels, const Layout& layout,
-                  std::int32_t ignore_index) {
+Head checked_head(const Var& x, const VocabHead& of, const Tensor& labels, const Layout& layout) {
   const auto& [weight, bias, vocabulary, cap, trained] = of;
   const Shape &stream = x.shape(), &table = weight.shape();
   require(stream.rank() == 3 && table.rank() == 2 && table[1] == stream[2] && x.dtype() == weight.dtype(),
@@ -23,7 +22,6 @@ Head checked_head(const Var& x, const VocabHead& of, const Tensor& labels, const
   return {layout,
           labels.reshape({labels.numel()}),
           {layout.tensor_rank() * table[0], vocabulary},
-          ignore_index,
           stream,
           inner,
           table,
@@ -78,7 +76,7 @@ void differentiate(Tape& tape, const Head& head, const Tensor& logits, const Ten
                        end = std::min(logits.shape()[0], run.end - first);
     if (begin >= end) continue;
     tape.kernels().cross_entropy_backward(logits.rows(begin, end), labels.range(begin, end),
-                                          lse.range(begin, end), head.slice, head.ignore_index,
+                                          lse.range(begin, end), head.slice, no_label,
                                           gradient_factor(tape, dy, factors.divisor, run.factor));
   }
   if (tanh) tape.kernels().tanh_backward(tanh, logits, logits);

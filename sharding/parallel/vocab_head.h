@@ -27,7 +27,6 @@ struct Head {
   Layout layout;
   Tensor labels;  ///< [rows]
   tensor::VocabSlice slice;
-  std::int32_t ignore_index;
   Shape x_shape, inner_shape, w_shape;
   double cap;
   DType dtype;
@@ -56,8 +55,7 @@ struct Head {
 };
 
 /// The arguments, checked as vocab_cross_entropy() says.
-Head checked_head(const Var& x, const VocabHead& of, const Tensor& labels, const Layout& layout,
-                  std::int32_t ignore_index);
+Head checked_head(const Var& x, const VocabHead& of, const Tensor& labels, const Layout& layout);
 
 /// All tokens of this context rank, from its part of the stream.
 Exchange begin_inner(tensor::Kernels& kernels, const Head& head, const Tensor& x, bool async);

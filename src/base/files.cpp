@@ -150,11 +150,11 @@ void publish_folder(const fs::path& partial, const fs::path& final_name) {
   sync_folder(parent_of(final_name));
 }
 
-std::string read_file(const std::filesystem::path& path, std::uintmax_t most) {
+std::string read_file(const std::filesystem::path& path) {
   std::error_code error;
   const std::uintmax_t bytes = std::filesystem::file_size(path, error);
   if (error) fail(ErrorKind::io, "cannot read '", path.string(), "': ", error.message());
-  if (bytes > most)
+  if (bytes > std::uintmax_t{256} << 20)
     fail(ErrorKind::data, "'", path.string(), "' has ", bytes, " bytes, more than any file of its kind");
   std::ifstream in(path, std::ios::binary);
   std::ostringstream text;

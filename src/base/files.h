@@ -73,7 +73,8 @@ void sync_folder(const std::filesystem::path& folder);
 /// folder that holds both: the last act of a checkpoint. Both must lie in one file system.
 void publish_folder(const std::filesystem::path& partial, const std::filesystem::path& final_name);
 
-/// All bytes of a file. Throws Error{io} where it cannot be read, Error{data} where it has more than `most`.
-std::string read_file(const std::filesystem::path& path, std::uintmax_t most = std::uintmax_t{256} << 20);
+/// All bytes of a file. Throws Error{io} where it cannot be read, Error{data} where it has more than
+/// 256 MiB.
+std::string read_file(const std::filesystem::path& path);
 
 }  // namespace sherd

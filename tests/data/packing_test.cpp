@@ -117,11 +117,12 @@ TEST(PackedSamples, ReadsAcrossDocuments) {
         ASSERT_EQ(static_cast<std::int64_t>(tokens.size()), packed.tokens());
         std::set<std::int64_t> seen;
         for (std::int64_t place = 0; place < samples; place += s == 1 ? 29 : 1) {
-          std::vector<std::int32_t> sample(static_cast<std::size_t>(s + 1));
-          packed.read(round * samples + place, sample);
+          SampleRow row;
+          packed.load(round * samples + place, row);
           const std::int64_t index = packed.sample_at(round * samples + place);
           EXPECT_TRUE(seen.insert(index).second);
-          ASSERT_TRUE(std::equal(sample.begin(), sample.end(), tokens.begin() + index * s))
+          ASSERT_TRUE(std::equal(row.tokens.begin(), row.tokens.end(), tokens.begin() + index * s) &&
+                      std::equal(row.labels.begin(), row.labels.end(), tokens.begin() + index * s + 1))
               << s << " " << place;
         }
       }
@@ -163,10 +164,10 @@ TEST(PackedSamples, RoundsDiffer) {
 TEST(PackedSamples, ChecksTheVocabulary) {
   TempFolder folder;
   const auto dataset = counting_dataset(folder, lengths);
-  std::vector<std::int32_t> sample(52);
-  PackedSamples(dataset, {0, 8}, {.seq_length = 51, .vocab_size = 52}).read(0, sample);
+  SampleRow row;
+  PackedSamples(dataset, {0, 8}, {.seq_length = 51, .vocab_size = 52}).load(0, row);
   expect_error(ErrorKind::data, "is 51, beyond the vocabulary of 51", [&] {
-    PackedSamples(dataset, {0, 8}, {.seq_length = 51, .vocab_size = 51}).read(0, sample);
+    PackedSamples(dataset, {0, 8}, {.seq_length = 51, .vocab_size = 51}).load(0, row);
   });
 }
 

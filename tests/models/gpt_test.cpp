@@ -226,8 +226,6 @@ TEST_F(GptTest, FlopsFollowThePublishedFormulas) {
   near(flops_per_token(o, 512, AttentionFlops::full) * tokens, base * (1 + s / (6 * h) + V / (12 * h * L)));
   near(flops_per_token(o, 512, AttentionFlops::causal_half) * tokens,
        base * (1 + s / (12 * h) + V / (12 * h * L)));
-  near(flops_per_token(o, 512, AttentionFlops::full, Recompute::full) * tokens,
-       base * 4 / 3 * (1 + s / (6 * h) + V / (16 * h * L)));
   // SwiGLU's third matrix makes the feed-forward part, 48 of the 72, half as large again.
   o.activation = config::FfnActivation::swiglu, o.ffn_hidden_size = 4 * 768;
   near(flops_per_token(o, 512, AttentionFlops::full) * tokens,

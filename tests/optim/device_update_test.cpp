@@ -4,6 +4,7 @@
 
 #include <limits>
 
+#include "optim/cuda/dispatch.h"
 #include "optim/quantized.h"
 #include "optim/span_fixture.h"
 #include "simt/emulated.h"
@@ -59,7 +60,7 @@ class Side {
     if (!gpu_run()) return test::emulated_join_master(high, low, master, n, *device_);
     Upload to(*device_, master, 4 * n), upper(*device_, const_cast<void*>(high), 2 * n),
         lower(*device_, const_cast<std::uint16_t*>(low), 2 * n);
-    optim::join_master(upper.there(), lower.as<std::uint16_t>(), to.as<float>(), n, *device_);
+    optim::join_on_gpu(*device_, upper.there(), lower.as<std::uint16_t>(), to.as<float>(), n);
     to.bring_back(), device_->synchronize();
   }
   void round(const float* master, void* to, DType dtype, std::int64_t n) {
@@ -286,7 +287,10 @@ TEST(UpdateOnAProcessorsMemory, IsTheArenas) {
   Span want = random_span(5000, DType::bf16, DType::bf16), got = want;
   Hyper hyper;
   ASSERT_TRUE(update(want.all(), hyper, 1, device->arena()));
-  ASSERT_TRUE(update(got.all(), hyper, 1, *device));
+  FiniteCheck check(*device);
+  const SpanUpdate span = got.all();
+  update(std::span(&span, 1), hyper, 1, *device, check);
+  ASSERT_TRUE(check.finite());
   EXPECT_TRUE(got == want);
   std::vector<bf16> rounded(5000);
   round_masters(want.master.data(), rounded.data(), DType::bf16, 5000, *device);

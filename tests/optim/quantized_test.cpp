@@ -7,7 +7,9 @@
 #include <array>
 #include <cmath>
 #include <numeric>
+#include <span>
 
+#include "optim/isa/span_plan.h"
 #include "quantized_traces.h"
 #include "span_fixture.h"
 
@@ -75,7 +77,7 @@ TEST(Quantized, HasThePublishedMaps) {
   for (const Code code : both)
     for (std::size_t i = 0; i < 256; ++i) {
       const float theirs = published_map(code)[i];
-      EXPECT_NEAR(dynamic_map(code)[i], theirs, 3e-6f * std::abs(theirs)) << "code " << i;
+      EXPECT_NEAR(map_of(code).values[i], theirs, 3e-6f * std::abs(theirs)) << "code " << i;
     }
 }
 
@@ -96,7 +98,7 @@ TEST(Quantized, TakesTheCodesThatNumPyTakesOfThePublishedMap) {
 TEST(Quantized, TakesTheNearestValue) {
   Arena arena(1);
   for (const Code code : both) {
-    const auto map = dynamic_map(code);
+    const std::span<const float, 256> map = map_of(code).values;
     std::vector<float> x;
     for (std::size_t i = 0; i + 1 < 256; ++i)
       for (const float shift : {-1e-3f, 1e-3f}) {

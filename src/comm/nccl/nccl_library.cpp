@@ -12,10 +12,6 @@
 
 namespace sherd::comm {
 
-bool nccl_built() {
-  return true;
-}
-
 std::uint64_t nccl_card(device::Accelerator& gpu) {
   const auto& uuid = device::as_cuda(gpu).gpu().uuid;
   if (std::all_of(uuid.begin(), uuid.end(), [](std::uint8_t byte) { return byte == 0; })) return 0;

@@ -7,9 +7,6 @@
 
 namespace sherd::comm {
 
-/// Whether this build has NCCL; the library itself is loaded for the first communicator.
-bool nccl_built();
-
 /// Tells GPUs apart over all machines; 0 where NCCL is not built, or CUDA does not know this GPU.
 std::uint64_t nccl_card(device::Accelerator& gpu);
 

@@ -194,37 +194,23 @@ void PackedSamples::for_each_part(std::int64_t position, Visit&& visit) const {
   }
 }
 
-void PackedSamples::read(std::int64_t position, std::span<std::int32_t> out) const {
-  require(static_cast<std::int64_t>(out.size()) == options_.seq_length + 1, "a sample has ",
-          options_.seq_length + 1, " tokens, not ", out.size());
-  for_each_part(position, [&](std::int64_t sequence, std::int64_t offset, std::int64_t count) {
-    const auto part = out.first(static_cast<std::size_t>(count));
-    dataset_->read(sequence, offset, part);
-    if (options_.vocab_size > 0) dataset_->check_ids(part, sequence, offset, options_.vocab_size);
-    out = out.subspan(part.size());
-  });
-}
-
 void PackedSamples::load(std::int64_t position, SampleRow& row) const {
   const auto text = static_cast<std::size_t>(options_.seq_length),
              places = static_cast<std::size_t>(seq_length());
   std::vector<std::int32_t> ids(text + 1);
   std::vector<std::uint8_t> targets(ids.size(), 1);
-  read(position, ids);
-  if (dataset_->has_mask()) read_mask(position, targets);
+  std::size_t at = 0;
+  for_each_part(position, [&](std::int64_t sequence, std::int64_t offset, std::int64_t count) {
+    const auto part = std::span(ids).subspan(at, static_cast<std::size_t>(count));
+    dataset_->read(sequence, offset, part);
+    if (options_.vocab_size > 0) dataset_->check_ids(part, sequence, offset, options_.vocab_size);
+    if (dataset_->has_mask())
+      dataset_->read_mask(sequence, offset, std::span(targets).subspan(at, part.size()));
+    at += part.size();
+  });
   row.tokens.resize(places), row.labels.resize(places);
   write_text(options_.prompt, ids, targets, row.tokens, row.labels);
   row.ends.clear();
-}
-
-/// Tells of each token that read() gives whether it is a target: 1, else 0.
-void PackedSamples::read_mask(std::int64_t position, std::span<std::uint8_t> out) const {
-  require(static_cast<std::int64_t>(out.size()) == options_.seq_length + 1, "a sample has ",
-          options_.seq_length + 1, " tokens, not ", out.size());
-  for_each_part(position, [&](std::int64_t sequence, std::int64_t offset, std::int64_t count) {
-    dataset_->read_mask(sequence, offset, out.first(static_cast<std::size_t>(count)));
-    out = out.subspan(static_cast<std::size_t>(count));
-  });
 }
 
 void PackedSamples::will_need(std::int64_t position) const {

@@ -128,8 +128,6 @@ class PackedSamples final : public Samples {
 
   bool keeps_documents_apart() const override { return false; }
   void load(std::int64_t position, SampleRow& row) const override;
-  /// Writes the s + 1 tokens of text of the sample at `position` ≥ 0, and throws, as load() does.
-  void read(std::int64_t position, std::span<std::int32_t> out) const;
   void will_need(std::int64_t position) const override;
 
   /// The sample of its round that lies at `position`, by its number in the unshuffled order.
@@ -139,7 +137,6 @@ class PackedSamples final : public Samples {
 
  private:
   struct Round;
-  void read_mask(std::int64_t position, std::span<std::uint8_t> out) const;
   std::shared_ptr<const Round> round(std::int64_t index) const;
   std::shared_ptr<const Round> make_round(std::int64_t index) const;
   void shuffle_round(Round& round, std::uint32_t seed) const;

@@ -166,7 +166,7 @@ bool Fp8Bounds::hold(const Fp8LayerErrors& layer) const {
          layer.gradient <= gradient && layer.loss <= loss;
 }
 
-Fp8Report measure_fp8(Engine& engine, const std::vector<tensor::Batch>& batches, const Fp8Bounds& bounds) {
+Fp8Report measure_fp8(Engine& engine, const std::vector<tensor::Batch>& batches) {
   const config::Config& config = engine.config();
   if (!engine.fp8().enabled() || config.fp8.gathers())
     fail(ErrorKind::config, "what FP8 costs is measured with fp8.enabled true and fp8.gather false");
@@ -178,6 +178,7 @@ Fp8Report measure_fp8(Engine& engine, const std::vector<tensor::Batch>& batches,
   if (engine.dist().rank() == 0)
     log_info("measuring ", counted(std::ssize(probe.names()), "layer"), ": of each, passes over ",
              std::ssize(batches), " x 3 micro-batches of this rank");
+  const Fp8Bounds bounds;
   Fp8Report out;
   out.loss_in_bf16 = probe.loss([](std::size_t) { return false; });
   out.loss_in_fp8 = probe.loss([](std::size_t) { return true; });

@@ -39,8 +39,7 @@ struct Fp8Report {
 /// Runs `batches` (micro-batches of this rank, as many on all) forward and backward, in FP8 and in bf16, and
 /// changes no weight. To be called between steps; leaves train() mode. The engine trains with fp8.enabled,
 /// without fp8.gather, whose weights are not exact, and without a pipeline: else Error{config}. Collective.
-Fp8Report measure_fp8(Engine& engine, const std::vector<tensor::Batch>& batches,
-                      const Fp8Bounds& bounds = {});
+Fp8Report measure_fp8(Engine& engine, const std::vector<tensor::Batch>& batches);
 
 /// The report as a table, and what to do.
 std::string fp8_table(const Fp8Report& report, const Fp8Bounds& bounds);

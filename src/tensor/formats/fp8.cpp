@@ -27,10 +27,9 @@ Shape fp8_scales_shape(Fp8Scaling scaling, std::int64_t rows, std::int64_t cols)
   }
 }
 
-Fp8Matrix empty_fp8(Device& device, Fp8Rule rule, std::int64_t rows, std::int64_t cols, Category category) {
-  return {Tensor::empty(device, {fp8_padded(rows), fp8_padded(cols)}, DType::u8, category),
-          Tensor::empty(device, fp8_scales_shape(rule.scaling, rows, cols), DType::f32, category), rule, rows,
-          cols};
+Fp8Matrix empty_fp8(Device& device, Fp8Rule rule, std::int64_t rows, std::int64_t cols) {
+  return {Tensor::empty(device, {fp8_padded(rows), fp8_padded(cols)}, DType::u8),
+          Tensor::empty(device, fp8_scales_shape(rule.scaling, rows, cols), DType::f32), rule, rows, cols};
 }
 
 void check_fp8(const char* kernel, const Fp8Matrix& x) {

@@ -59,8 +59,7 @@ constexpr std::int64_t fp8_blocks(std::int64_t extent) {
 Shape fp8_scales_shape(Fp8Scaling scaling, std::int64_t rows, std::int64_t cols);
 
 /// Room for a matrix of so many rows and columns.
-Fp8Matrix empty_fp8(Device& device, Fp8Rule rule, std::int64_t rows, std::int64_t cols,
-                    Category category = Category::activations);
+Fp8Matrix empty_fp8(Device& device, Fp8Rule rule, std::int64_t rows, std::int64_t cols);
 
 /// The part of a matrix [rows, cols] that lies in elements [begin, end), counted row by row.
 struct Fp8Range {

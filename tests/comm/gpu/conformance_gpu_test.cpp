@@ -47,7 +47,7 @@ Case nccl(int ranks, bool shared_memory) {
   gpu::use_gpus(out, static_cast<std::size_t>(ranks));
   out.queues = true;
   out.unavailable = [ranks] {
-    return nccl_built() ? gpu::lacking(static_cast<std::size_t>(ranks)) : "this build has no NCCL";
+    return nccl_version().empty() ? "this build has no NCCL" : gpu::lacking(static_cast<std::size_t>(ranks));
   };
   return out;
 }

@@ -21,9 +21,6 @@ namespace sherd::comm {
 
 // In the place of the room's own, which ask a driver.
 
-bool nccl_built() {
-  return true;
-}
 std::uint64_t nccl_card(device::Accelerator& gpu) {
   return reinterpret_cast<std::uintptr_t>(&gpu);  // each rank has a card of its own
 }

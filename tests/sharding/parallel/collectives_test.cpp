@@ -116,11 +116,6 @@ std::vector<Collective> along(int dim, int rank = 3) {
   return {
       {"all_gather", [dim](const Var& x, Communicator* g) { return all_gather(x, dim, g); }, gathered},
       {"gather", [dim](const Var& x, Communicator* g) { return gather(x, dim, g); }, gathered, false, true},
-      {"scatter", [dim](const Var& x, Communicator* g) { return scatter(x, dim, g); },
-       [axis](const AllRanks& x) {
-         return on_each(x, [&](auto r) { return part(x[r], axis, r, x.size()); });
-       },
-       true},
       {"reduce_scatter", [dim](const Var& x, Communicator* g) { return reduce_scatter(x, dim, g); },
        [axis](const AllRanks& x) {
          return on_each(x, [&](auto r) { return part(sum(x), axis, r, x.size()); });
@@ -221,9 +216,8 @@ TEST(Collectives, ARankAloneGetsItsInputAndRecordsNothing) {
     Tape tape(*cpu.kernels);
     const Var x = tape.variable(cpu.normal({2, 3}, 1));
     for (Communicator* group : {&self, static_cast<Communicator*>(nullptr)})
-      for (const Var& same :
-           {copy_to(x, group), all_reduce(x, group), all_gather(x, 0, group), gather(x, 1, group),
-            scatter(x, 0, group), reduce_scatter(x, -1, group), all_to_all(x, 0, 1, group)})
+      for (const Var& same : {copy_to(x, group), all_reduce(x, group), all_gather(x, 0, group),
+                              gather(x, 1, group), reduce_scatter(x, -1, group), all_to_all(x, 0, 1, group)})
         EXPECT_EQ(same.value().raw(), x.value().raw());
     EXPECT_EQ(tape.size(), 0u);
   });
@@ -309,8 +303,7 @@ TEST(Collectives, UnevenExtentsAreNamed) {
     Tape tape(*cpu.kernels);
     const Var x = tape.variable(cpu.normal({2, 6, 3}, 1));
     const std::string part = "dimension 1 of a tensor of shape [2, 6, 3] has no equal parts for 4 ranks";
-    expect_error(ErrorKind::usage, part, [&] { reduce_scatter(x, 1, &group); });
-    expect_error(ErrorKind::usage, part, [&] { scatter(x, -2, &group); });
+    expect_error(ErrorKind::usage, part, [&] { reduce_scatter(x, -2, &group); });
     expect_error(ErrorKind::usage, "heads: " + part, [&] { all_to_all(x, 1, 0, &group, "heads"); });
     expect_error(ErrorKind::usage, "has no dimension 3", [&] { all_gather(x, 3, &group); });
     group.barrier();  // nothing was broken

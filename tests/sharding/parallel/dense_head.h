@@ -17,8 +17,6 @@ using tensor::Shape;
 using tensor::Tensor;
 using test::Cpu;
 
-inline constexpr std::int32_t ignored = -100;
-
 /// A head on whole sequences, and its loss and gradients in double.
 struct Dense {
   std::int64_t batch, seq, hidden, ids;
@@ -45,15 +43,15 @@ struct Dense {
 
   void ignore(const std::function<bool(std::int64_t position)>& which) {
     for (std::int64_t i = 0; i < batch * seq; ++i)
-      if (which(i % seq)) labels[static_cast<std::size_t>(i)] = ignored;
+      if (which(i % seq)) labels[static_cast<std::size_t>(i)] = no_label;
   }
 
   void compute(double dy) {
     dx.assign(x.size(), 0), dweight.assign(weight.size(), 0), dbias.assign(bias.size(), 0);
     double counted = 0;
-    for (const std::int32_t label : labels) counted += label != ignored;
+    for (const std::int32_t label : labels) counted += label != no_label;
     for (std::size_t token = 0; token < labels.size(); ++token) {
-      if (labels[token] == ignored) continue;
+      if (labels[token] == no_label) continue;
       std::vector<double> p(static_cast<std::size_t>(ids));
       double sum = 0, at_label = 0;
       for (std::int64_t id = 0; id < ids; ++id) {
@@ -147,7 +145,7 @@ struct Rank {
     return Tensor::of<std::int32_t>(*cpu.device, {dense.batch, inner_rows()}, values);
   }
   Var loss(const Var& x, const Var& weight, const Var& bias = {}) const {
-    return vocab_cross_entropy(x, {weight, bias, dense.ids}, labels(), layout, ignored);
+    return vocab_cross_entropy(x, {weight, bias, dense.ids}, labels(), layout);
   }
 };
 

@@ -69,7 +69,7 @@ struct DenseTexts : Dense {
     log_prob.assign(n, 0), weighted.assign(n, 0), targets.assign(n, 0);
     dx.assign(x.size(), 0), dweight.assign(weight.size(), 0), dbias.assign(bias.size(), 0);
     for (std::size_t token = 0; token < labels.size(); ++token) {
-      if (labels[token] == ignored) continue;
+      if (labels[token] == no_label) continue;
       const auto [text, counts] = part(static_cast<std::int64_t>(token));
       const double found = std::log(probabilities(token)[static_cast<std::size_t>(labels[token])]);
       log_prob[text] += found, weighted[text] += counts * found, ++targets[text];
@@ -77,7 +77,7 @@ struct DenseTexts : Dense {
     nn::TextGradients by{std::vector<double>(n), std::vector<double>(n)};
     loss = loss_of({log_prob, weighted, targets}, by);
     for (std::size_t token = 0; token < labels.size(); ++token) {
-      if (labels[token] == ignored) continue;
+      if (labels[token] == no_label) continue;
       const auto [text, counts] = part(static_cast<std::int64_t>(token));
       const double factor = dy * (by.log_prob[text] + counts * by.weighted[text]);
       const std::vector<double> p = probabilities(token);
@@ -130,14 +130,13 @@ Found run(const DenseTexts& dense, DType dtype, const HeadGrid& sizes, double dy
               bias = all ? tape.variable(rank.bias()) : tape.input(rank.bias());
     const std::vector<TextRows> runs = dense.runs(rank.inner_rows());
     const VocabHead head{weight, bias, dense.ids};
-    const Var loss =
-        vocab_text_loss(x, head, rank.labels(), runs, dense.texts(), loss_of, rank.layout, ignored);
+    const Var loss = vocab_text_loss(x, head, rank.labels(), runs, dense.texts(), loss_of, rank.layout);
     const double value = rank.cpu.values(loss.value())[0];
     tape.backward(loss, dy);
     nn::TextScores scores;
     {
       Tape::NoGrad pause(tape);
-      scores = vocab_text_scores(x, head, rank.labels(), runs, dense.texts(), rank.layout, ignored);
+      scores = vocab_text_scores(x, head, rank.labels(), runs, dense.texts(), rank.layout);
     }
     const std::vector<double> dx = rank.cpu.values(x.grad());
     const std::lock_guard lock(mutex);
@@ -218,7 +217,7 @@ TEST(VocabTextLossOfOneRank, SaysThatAScoreIsNotFinite) {
   const Var x = tape.variable(rank.x());
   testing::expect_error(ErrorKind::numerics, "no finite score", [&] {
     vocab_text_loss(x, {tape.input(bad), {}, dense.ids}, rank.labels(), dense.runs(8), 1, loss_of,
-                    rank.layout, ignored);
+                    rank.layout);
   });
 }
 
@@ -233,7 +232,7 @@ TEST(VocabTextLossOnAGpu, GivesTheSameBitsHoweverLateItsKernelsRun) {
         const Var x = tape.variable(rank.x()),
                   weight = frozen ? tape.input(rank.weight()) : tape.variable(rank.weight());
         const Var loss = vocab_text_loss(x, {weight, {}, dense.ids}, rank.labels(), dense.runs(seq),
-                                         dense.texts(), loss_of, rank.layout, ignored);
+                                         dense.texts(), loss_of, rank.layout);
         std::vector<Tensor> out{loss.value()};
         tape.backward(loss);
         out.push_back(x.grad());

@@ -2,10 +2,6 @@
 
 namespace sherd::comm {
 
-bool nccl_built() {
-  return false;
-}
-
 std::uint64_t nccl_card(device::Accelerator&) {
   return 0;
 }

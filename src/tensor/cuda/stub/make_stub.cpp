@@ -1,5 +1,4 @@
 #include "tensor/cuda/make.h"
-#include "tensor/library_version.h"
 
 namespace sherd::tensor {
 
@@ -7,14 +6,6 @@ std::unique_ptr<Kernels> make_cuda_kernels(Device&, const CudaOptions&) {
   fail(ErrorKind::usage,
        "make_kernels: this build has no kernels for CUDA; configure it with -DSHERD_WITH_CUDA=ON where "
        "nvcc is found, or use device type cpu");
-}
-
-std::string cudnn_version() {
-  return "";
-}
-
-std::size_t loaded_cudnn() {
-  return 0;
 }
 
 }  // namespace sherd::tensor

@@ -31,12 +31,6 @@ struct Dimension {
   }
 };
 
-Shape with_extent(const Shape& shape, int axis, std::int64_t extent) {
-  std::vector<std::int64_t> dims(shape.dims().begin(), shape.dims().end());
-  dims[static_cast<std::size_t>(axis)] = extent;
-  return Shape(std::span<const std::int64_t>(dims));
-}
-
 /// Copies between a tensor whose rows, of all `ranks` parts along a dimension, are `ranks`·`columns` long and
 /// blocks, one after the other, of one part each.
 void copy_blocks(Kernels& kernels, const Tensor& whole, const Tensor& blocks, std::int64_t rows, int ranks,
@@ -80,8 +74,7 @@ Exchange begin_all_gather(Kernels& kernels, Communicator& group, const Tensor& x
                           const comm::CallOptions& options) {
   const int ranks = group.size();
   const Dimension at(options.label, x.shape(), dim);
-  Tensor full =
-      Tensor::empty(kernels.device(), with_extent(x.shape(), at.axis, ranks * at.extent), x.dtype());
+  Tensor full = Tensor::empty(kernels.device(), x.shape().with(at.axis, ranks * at.extent), x.dtype());
   std::vector<comm::GatherPiece> pieces;
   if (at.outer <= most_pieces) {
     for (std::int64_t i = 0; i < at.outer; ++i)
@@ -103,8 +96,7 @@ Exchange begin_reduce_scatter(Kernels& kernels, Communicator& group, const Tenso
   const int ranks = group.size();
   const Dimension at(options.label, x.shape(), dim);
   at.require_divides(options.label, x.shape(), ranks);
-  Tensor shard =
-      Tensor::empty(kernels.device(), with_extent(x.shape(), at.axis, at.extent / ranks), x.dtype());
+  Tensor shard = Tensor::empty(kernels.device(), x.shape().with(at.axis, at.extent / ranks), x.dtype());
   std::vector<comm::ReducePiece> pieces;
   if (at.outer <= most_pieces) {
     const std::int64_t elements = at.outer == 0 ? 0 : shard.numel() / at.outer;
@@ -127,8 +119,8 @@ Tensor all_to_all(Kernels& kernels, Communicator& group, const Tensor& x, int sp
   const int ranks = group.size();
   const Dimension split(options.label, x.shape(), split_dim), joined(options.label, x.shape(), gather_dim);
   split.require_divides(options.label, x.shape(), ranks);
-  const Shape block = with_extent(x.shape(), split.axis, split.extent / ranks);
-  const Shape result = with_extent(block, joined.axis, ranks * block[joined.axis]);
+  const Shape block = x.shape().with(split.axis, split.extent / ranks);
+  const Shape result = block.with(joined.axis, ranks * block[joined.axis]);
   const auto empty = [&](const Shape& shape) { return Tensor::empty(kernels.device(), shape, x.dtype()); };
   Tensor in = x;
   if (split.outer > 1) copy_blocks(kernels, x, in = empty(x.shape()), split.outer, ranks, true);
@@ -148,7 +140,7 @@ Tensor own_part(Kernels& kernels, const Communicator& group, const Tensor& x, in
   const int ranks = group.size();
   const Dimension at(label, x.shape(), dim);
   at.require_divides(label, x.shape(), ranks);
-  Tensor out = Tensor::empty(kernels.device(), with_extent(x.shape(), at.axis, at.extent / ranks), x.dtype());
+  Tensor out = Tensor::empty(kernels.device(), x.shape().with(at.axis, at.extent / ranks), x.dtype());
   if (x.numel() == 0) return out;
   const std::int64_t columns = out.numel() / at.outer;
   kernels.copy_rows({x, group.rank() * columns, ranks * columns}, {out, 0, columns}, at.outer, columns);

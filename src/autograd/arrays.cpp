@@ -10,12 +10,6 @@ namespace {
 
 using tensor::AxisExtents;
 
-Shape with_extent(const Shape& shape, int axis, std::int64_t extent) {
-  std::vector<std::int64_t> dims(shape.dims().begin(), shape.dims().end());
-  dims[static_cast<std::size_t>(axis < 0 ? axis + shape.rank() : axis)] = extent;
-  return Shape(std::span<const std::int64_t>(dims));
-}
-
 /// Copies indices [begin, begin + count) of an axis of `whole` to or from `part`, which holds these alone.
 struct AxisPart {
   AxisExtents axis;
@@ -69,7 +63,7 @@ Var slice(const Var& x, int axis, std::int64_t begin, std::int64_t end) {
   const AxisPart part{tensor::axis_of("slice", x.shape(), axis), begin, end - begin};
   require(0 <= begin && begin <= end && end <= part.axis.extent, "slice: [", begin, ", ", end,
           ") is not within axis ", axis, " of ", x.shape().str());
-  Tensor out = tape.empty(with_extent(x.shape(), axis, part.count), x.dtype());
+  Tensor out = tape.empty(x.shape().with(axis, part.count), x.dtype());
   tape.kernels().copy_rows(part.of_whole(x.value()), part.of_part(out), part.axis.outer, part.columns());
   return tape.record(
       std::move(out), {x},
@@ -90,14 +84,14 @@ Var concat(std::span<const Var> parts, int axis) {
   std::vector<AxisPart> places;
   for (const Var& each : parts) {
     require(each.shape().rank() == first.shape().rank() && each.dtype() == first.dtype() &&
-                with_extent(each.shape(), axis, 0) == with_extent(first.shape(), axis, 0),
+                each.shape().with(axis, 0) == first.shape().with(axis, 0),
             "concat: ", name_of(each.dtype()), " ", each.shape().str(), " does not go behind ",
             name_of(first.dtype()), " ", first.shape().str(), " along axis ", axis);
     const std::int64_t count = tensor::axis_of("concat", each.shape(), axis).extent;
     places.push_back({{}, all.extent, count});
     all.extent += count;
   }
-  Tensor out = tape.empty(with_extent(first.shape(), axis, all.extent), first.dtype());
+  Tensor out = tape.empty(first.shape().with(axis, all.extent), first.dtype());
   std::vector<GradRef> refs;
   std::vector<Shape> shapes;
   for (std::size_t i = 0; i < parts.size(); ++i) {

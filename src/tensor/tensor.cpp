@@ -20,10 +20,11 @@ std::int64_t Shape::numel() const {
   return product;
 }
 
-Shape Shape::with_back(std::int64_t extent) const {
+Shape Shape::with(int axis, std::int64_t extent) const {
   Shape out = *this;
-  require(rank_ > 0, "a scalar shape has no last extent");
-  out.dims_[static_cast<std::size_t>(rank_ - 1)] = extent;
+  if (axis < 0) axis += rank_;
+  require(0 <= axis && axis < rank_, "a shape of ", rank_, " extents has no axis ", axis);
+  out.dims_[static_cast<std::size_t>(axis)] = extent;
   return out;
 }
 
@@ -82,9 +83,7 @@ Tensor Tensor::rows(std::int64_t begin, std::int64_t end) const {
   if (shape_.rank() < 1 || begin < 0 || begin > end || end > shape_[0]) [[unlikely]]
     fail(ErrorKind::usage, "rows [", begin, ", ", end, ") of ", shape_.str());
   const std::int64_t row = shape_[0] == 0 ? 0 : numel_ / shape_[0];
-  std::vector<std::int64_t> dims(shape_.dims().begin(), shape_.dims().end());
-  dims[0] = end - begin;
-  return range(begin * row, end * row).reshape(Shape(std::span<const std::int64_t>(dims)));
+  return range(begin * row, end * row).reshape(shape_.with(0, end - begin));
 }
 
 void copy_from_host(Device& device, const Tensor& to, const void* from, std::size_t bytes) {

@@ -54,8 +54,9 @@ class Shape {
   /// Product of all extents but the last: the number of rows.
   std::int64_t rows() const { return rank_ == 0 ? 1 : numel() / std::max<std::int64_t>(1, back()); }
   std::span<const std::int64_t> dims() const { return {dims_.data(), static_cast<std::size_t>(rank_)}; }
-  /// This shape with the last extent replaced.
-  Shape with_back(std::int64_t extent) const;
+  /// This shape with one extent replaced, or with the last.
+  Shape with(int axis, std::int64_t extent) const;
+  Shape with_back(std::int64_t extent) const { return with(-1, extent); }
   bool operator==(const Shape& other) const;
   std::string str() const;  ///< "[4, 512, 768]"
 

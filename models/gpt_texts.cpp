@@ -182,9 +182,7 @@ nn::TextScores Gpt::text_scores(Tape& tape, const tensor::Batch& batch, bool wit
   const auto head = [&](const Var& x) {
     if (config_.gives_rewards()) {
       const Var found = rewards(tape, x, batch);
-      const Tensor wide = tape.empty({found.shape().back(), found.shape()[0]}, DType::f64);
-      tape.kernels().copy(found.value(), wide);
-      const Tensor here = tensor::to_host(tape.device(), wide);
+      const Tensor here = tape.on_host(found.value(), DType::f64);
       std::vector<double> all(3 * texts, 0.0);
       if (tape.device().kind() != device::Kind::meta)
         for (std::size_t i = 0; i < texts; ++i)

@@ -19,7 +19,7 @@ constexpr std::int64_t chunk_elements = std::int64_t{1} << 20;
 
 /// Memory of the processor for a while.
 Tensor room(device::Device& device, std::int64_t elements, DType dtype) {
-  return Tensor::empty(device, {elements}, dtype, Category::workspace, device.processor_tier());
+  return Tensor::on_host(device, {elements}, dtype);
 }
 
 void fill_stored(StateBuffer& state, double value, tensor::Kernels& kernels) {

@@ -157,8 +157,7 @@ void WithoutProducts::read(const std::string& name, const Slice& slice, std::int
       name.ends_with(".weight") ? products_.of(name.substr(0, name.rfind('.'))) : nullptr;
   if (!layer) return products_.base().read(name, slice, begin, to);
   device::Device& device = products_.device();
-  const Tensor values =
-      Tensor::empty(device, {to.numel()}, DType::f32, device::Category::workspace, device.processor_tier());
+  const Tensor values = Tensor::on_host(device, {to.numel()}, DType::f32);
   products_.base().read(name, slice, begin, values);
   const std::int64_t columns = layer->columns;
   const auto scale = static_cast<float>(layer->adapted.scale);

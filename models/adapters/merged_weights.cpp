@@ -77,8 +77,7 @@ void MergedWeights::Layer::merge(std::int64_t row, std::int64_t first, std::int6
 
 /// Reads the weight row by row.
 void MergedWeights::find_norms(Layer& layer, std::int64_t rows) {
-  const tensor::Tensor row = tensor::Tensor::empty(device_, {layer.columns}, DType::f32,
-                                                   device::Category::workspace, device_.processor_tier());
+  const tensor::Tensor row = tensor::Tensor::on_host(device_, {layer.columns}, DType::f32);
   const tensor::Slice slice = tensor::Slice::whole({rows, layer.columns});
   std::vector<float> norms(layer.magnitudes.size());
   for (std::int64_t r = 0; r < rows; ++r) {

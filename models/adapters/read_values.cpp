@@ -12,8 +12,7 @@ using tensor::Tensor;
 
 std::vector<float> read_values(nn::WeightSource& source, const std::string& name, const tensor::Shape& shape,
                                std::int64_t begin, std::int64_t count, device::Device& device) {
-  const Tensor values =
-      Tensor::empty(device, {count}, DType::f32, device::Category::workspace, device.processor_tier());
+  const Tensor values = Tensor::on_host(device, {count}, DType::f32);
   source.read(name, Slice::whole(shape), begin, values);
   return {values.data<float>(), values.data<float>() + count};
 }

@@ -30,9 +30,7 @@ class Products {
   MatrixXd apply_transposed(const MatrixXd& x) { return product(x, true); }
 
  private:
-  Tensor make(const tensor::Shape& shape) {
-    return Tensor::empty(device_, shape, DType::f32, device::Category::workspace, device_.processor_tier());
-  }
+  Tensor make(const tensor::Shape& shape) { return Tensor::on_host(device_, shape, DType::f32); }
   MatrixXd product(const MatrixXd& x, bool transposed) {
     const Tensor in = make({x.rows(), x.cols()}), out = make({transposed ? columns() : rows(), x.cols()});
     Eigen::Map<RowMajor>(in.data<float>(), x.rows(), x.cols()) = x.cast<float>();

@@ -46,8 +46,7 @@ const std::vector<float>& GrownVocabulary::mean(const std::string& name) {
   std::vector<double> sums(static_cast<std::size_t>(columns));
   for (std::int64_t row = 0; row < rows; row += step) {
     const std::int64_t count = std::min(step, rows - row) * columns;
-    const Tensor part =
-        Tensor::empty(device_, {count}, DType::f32, device::Category::workspace, device_.processor_tier());
+    const Tensor part = Tensor::on_host(device_, {count}, DType::f32);
     source_.read(name, Slice::whole(shape), row * columns, part);
     for (std::int64_t i = 0; i < count; ++i)
       sums[static_cast<std::size_t>(i % columns)] += part.data<float>()[i];

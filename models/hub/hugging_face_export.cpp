@@ -94,9 +94,7 @@ class Exporter {
   /// Elements from logical index `first` on, until the next call.
   const float* read(const std::string& name, const tensor::Slice& whole, std::int64_t first,
                     std::int64_t count) {
-    if (!values_ || values_.numel() < count)
-      values_ =
-          Tensor::empty(device_, {count}, DType::f32, device::Category::workspace, device_.processor_tier());
+    if (!values_ || values_.numel() < count) values_ = Tensor::on_host(device_, {count}, DType::f32);
     const Tensor part = values_.range(0, count);
     weights_.read(name, whole, first, part);
     return part.data<float>();

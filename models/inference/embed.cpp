@@ -26,14 +26,8 @@ tensor::Batch padded_batch(device::Device& device, std::span<const Ids> texts, s
   const tensor::Shape shape{std::ssize(texts), width};
   tensor::Batch out{{"tokens", tensor::Tensor::of<std::int32_t>(device, shape, tokens)},
                     {"positions", tensor::Tensor::of<std::int32_t>(device, shape, positions)}};
-  const auto on_processor = [&](const Ids& values) {
-    const tensor::Tensor to = tensor::Tensor::empty(device, {std::ssize(values)}, DType::i32,
-                                                    device::Category::activations, device.processor_tier());
-    std::copy(values.begin(), values.end(), to.data<std::int32_t>());
-    return to;
-  };
-  out["documents"] = on_processor(documents);
-  out["filling"] = on_processor(filling);
+  out["documents"] = tensor::Tensor::on_host(device, documents);
+  out["filling"] = tensor::Tensor::on_host(device, filling);
   return out;
 }
 
@@ -92,10 +86,7 @@ void in_batches(const Gpt& model, const RunPass& run, std::span<const Ids> texts
       if (!types.empty() && model.config().token_types > 1)
         padded["token_types"] = padded_types(tape.device(), types.subspan(begin, some.size()), width);
       tape.texts_apart = true;
-      const tensor::Tensor found = run_batch(tape, padded);
-      const tensor::Tensor wide = tape.empty(found.shape(), DType::f32);
-      tape.kernels().copy(found, wide);
-      values = tensor::to_host(tape.device(), wide);
+      values = tape.on_host(run_batch(tape, padded), DType::f32);
       tape.texts_apart = false;
     });
     for (std::size_t i = 0; i < some.size(); ++i) take(begin + i, i, some.size(), values);

@@ -151,10 +151,7 @@ class Texts {
       cache_.begin(tape.device(), std::move(places), rows, source);
       const auto tokens =
           tensor::Tensor::of<std::int32_t>(tape.device(), {std::ssize(texts), source + rows}, ids);
-      const tensor::Tensor scores = model_.next_logits(tape, tokens);
-      const tensor::Tensor wide = tape.empty(scores.shape(), DType::f32);
-      tape.kernels().copy(scores, wide);
-      logits = tensor::to_host(tape.device(), wide);
+      logits = tape.on_host(model_.next_logits(tape, tokens), DType::f32);
     });
     const auto vocabulary = static_cast<std::size_t>(model_.config().vocab_size);
     for (std::size_t i = 0; i < texts.size(); ++i)

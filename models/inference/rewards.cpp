@@ -21,17 +21,11 @@ tensor::Batch batch_of(device::Device& device, std::span<const Ids> texts,
     targets.push_back(static_cast<std::int32_t>(last)), sides.push_back(1);
     filling.push_back(static_cast<std::int32_t>(rows - std::ssize(text)));
   }
-  const auto list = [&](const Ids& values) {
-    const auto out = tensor::Tensor::empty(device, {std::ssize(values)}, DType::i32,
-                                           device::Category::activations, device.processor_tier());
-    std::copy(values.begin(), values.end(), out.data<std::int32_t>());
-    return out;
-  };
   return {{"tokens", tensor::Tensor::of<std::int32_t>(device, {count, rows}, tokens)},
           {"labels", tensor::Tensor::of<std::int32_t>(device, {count, rows}, labels)},
-          {"targets", list(targets)},
-          {"sides", list(sides)},
-          {"filling", list(filling)}};
+          {"targets", tensor::Tensor::on_host(device, targets)},
+          {"sides", tensor::Tensor::on_host(device, sides)},
+          {"filling", tensor::Tensor::on_host(device, filling)}};
 }
 
 }  // namespace

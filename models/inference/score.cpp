@@ -154,11 +154,9 @@ class Scorer {
       const auto of = [&](const tensor::Shape& shape, const std::vector<std::int32_t>& values) {
         return tensor::Tensor::of<std::int32_t>(tape.device(), shape, values);
       };
-      const tensor::Tensor parts =
-          model_.label_scores(tape, of({texts, width.all()}, ids), of({n}, rows), of({n}, wanted));
-      const tensor::Tensor wide = tape.empty(parts.shape(), DType::f64);
-      tape.kernels().copy(parts, wide);
-      out = tensor::to_host(tape.device(), wide);
+      out = tape.on_host(
+          model_.label_scores(tape, of({texts, width.all()}, ids), of({n}, rows), of({n}, wanted)),
+          DType::f64);
     });
     return out;
   }

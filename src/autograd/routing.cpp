@@ -125,9 +125,7 @@ RouterSums router_sums(Tape& tape, const Tensor& logits, const tensor::Routing& 
   RouterSums out;
   out.probabilities.resize(static_cast<std::size_t>(experts));
   if (tape.device().kind() == device::Kind::meta || logits.numel() == 0) return out;
-  Tensor wide = tape.empty(logits.shape(), DType::f64);
-  tape.kernels().copy(logits, wide);
-  const Tensor here = tensor::to_host(tape.device(), wide);
+  const Tensor here = tape.on_host(logits, DType::f64);
   std::vector<double> p(out.probabilities.size());
   for (std::int64_t t = 0; t < tokens; ++t) {
     if (!filling.empty() && filling[static_cast<std::size_t>(t)]) continue;

@@ -90,6 +90,12 @@ Tensor Tape::converted(const Tensor& x, DType dtype) const {
   return out;
 }
 
+Tensor Tape::on_host(const Tensor& x, DType dtype) const {
+  const Tensor out = empty(x.shape(), dtype);
+  kernels_.copy(x, out);
+  return tensor::to_host(device(), out);
+}
+
 Var Tape::input(Tensor value) {
   if (!input_dtype || !value.defined() || !is_floating(value.dtype())) return constant(std::move(value));
   return constant(converted(value, *input_dtype));

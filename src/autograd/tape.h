@@ -269,6 +269,8 @@ class Tape {
   Tensor empty(const Shape& shape, DType dtype) const { return Tensor::empty(device(), shape, dtype); }
   /// x in that dtype; x itself where it has it or is undefined.
   Tensor converted(const Tensor& x, DType dtype) const;
+  /// A copy of x in that dtype, which the processor can read.
+  Tensor on_host(const Tensor& x, DType dtype) const;
 
   // ---- blocks ----
   void enter(const std::shared_ptr<Scope>& scope);

@@ -52,20 +52,11 @@ TokenLoader::TokenLoader(std::shared_ptr<const Samples> samples, LoaderRank rank
   require(window >= 0, "a window of ", window, " samples");
 }
 
-/// A small tensor that the processor can read.
-tensor::Tensor TokenLoader::on_processor(const std::vector<std::int32_t>& values) const {
-  const tensor::Tensor out =
-      tensor::Tensor::empty(device_, {static_cast<std::int64_t>(values.size())}, DType::i32,
-                            device::Category::activations, device_.processor_tier());
-  if (device_.kind() != device::Kind::meta) std::copy(values.begin(), values.end(), out.data<std::int32_t>());
-  return out;
-}
-
 void TokenLoader::add_documents(tensor::Batch& batch) const {
   std::vector<std::int32_t> positions(tokens_.size());
   for (std::size_t d = 0; d + 1 < documents_.size(); ++d)
     std::iota(positions.begin() + documents_[d], positions.begin() + documents_[d + 1], 0);
-  batch["documents"] = on_processor(documents_);
+  batch["documents"] = tensor::Tensor::on_host(device_, documents_);
   batch["positions"] =
       tensor::Tensor::of<std::int32_t>(device_, {rank().micro_batch, samples_->seq_length()}, positions);
 }
@@ -155,20 +146,24 @@ tensor::Batch TokenLoader::batch_of_rows(std::int64_t counted) const {
   batch["tokens"] = tensor::Tensor::of<std::int32_t>(device_, shape, tokens_);
   if (!types_.empty()) batch["token_types"] = tensor::Tensor::of<std::int32_t>(device_, shape, types_);
   batch["labels"] = tensor::Tensor::of<std::int32_t>(device_, shape, labels_);
-  batch["target_tokens"] = on_processor({static_cast<std::int32_t>(targets_of_rows())});
+  batch["target_tokens"] =
+      tensor::Tensor::on_host(device_, std::vector{static_cast<std::int32_t>(targets_of_rows())});
   if (samples_->pairs_texts())
     batch["sentence_labels"] = tensor::Tensor::of<std::int32_t>(device_, shape, sentences_);
   if (samples_->has_few_targets()) {
     std::vector<std::int32_t> targets;
     for (std::size_t i = 0; i < labels_.size(); ++i)
       if (labels_[i] != no_label) targets.push_back(static_cast<std::int32_t>(i));
-    batch["targets"] = on_processor(targets);
+    batch["targets"] = tensor::Tensor::on_host(device_, targets);
   }
-  if (samples_->has_sides()) batch["sides"] = on_processor(sides_), batch["texts"] = on_processor(texts_);
-  if (samples_->tells_sources()) batch["source_lengths"] = on_processor(sources_);
+  if (samples_->has_sides()) {
+    batch["sides"] = tensor::Tensor::on_host(device_, sides_);
+    batch["texts"] = tensor::Tensor::on_host(device_, texts_);
+  }
+  if (samples_->tells_sources()) batch["source_lengths"] = tensor::Tensor::on_host(device_, sources_);
   if (samples_->keeps_documents_apart()) add_documents(batch);
   if (samples_->keeps_documents_apart() || samples_->has_sides() || counted < rank().micro_batch)
-    batch["filling"] = on_processor(filling_);
+    batch["filling"] = tensor::Tensor::on_host(device_, filling_);
   return batch;
 }
 

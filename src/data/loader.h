@@ -176,7 +176,6 @@ class TokenLoader final : public Loader {
   std::int64_t targets_of_rows() const;
   tensor::Batch batch_of_rows(std::int64_t counted) const;
   void add_documents(tensor::Batch& batch) const;
-  tensor::Tensor on_processor(const std::vector<std::int32_t>& values) const;
 
   SampleRow row_;
   std::vector<std::int32_t> tokens_, labels_, sentences_, types_, documents_, filling_, sources_, sides_,

@@ -328,20 +328,19 @@ tensor::Batch dry_batch(const config::Config& config, std::int64_t rows, device:
   };
   tensor::Batch out{{"tokens", ids()}, {"labels", ids()}};
   if (config.objective() == config::Objective::seq2seq)
-    out["source_lengths"] = tensor::Tensor::empty(device, {rows}, DType::i32, device::Category::activations,
-                                                  device.processor_tier());
+    out["source_lengths"] =
+        tensor::Tensor::on_host(device, {rows}, DType::i32, device::Category::activations);
   if (config.keeps_texts_apart()) out["positions"] = ids();
   if (config.learns_preferences())
-    out["sides"] = tensor::Tensor::empty(device, {2 * rows}, DType::i32, device::Category::activations,
-                                         device.processor_tier());
+    out["sides"] = tensor::Tensor::on_host(device, {2 * rows}, DType::i32, device::Category::activations);
   if (config.model->pairs_texts()) out["sentence_labels"] = ids(), out["token_types"] = ids();
   if (config.objective() != config::Objective::mlm) return out;
   // As many as hardly any batch has more of.
   const double share = config.training.mlm_probability, n = static_cast<double>(tokens);
   const double most = n * share + 3 * std::sqrt(n * share * (1 - share));
   out["targets"] =
-      tensor::Tensor::empty(device, {std::min(tokens, static_cast<std::int64_t>(std::ceil(most)))},
-                            DType::i32, device::Category::activations, device.processor_tier());
+      tensor::Tensor::on_host(device, {std::min(tokens, static_cast<std::int64_t>(std::ceil(most)))},
+                              DType::i32, device::Category::activations);
   return out;
 }
 

@@ -97,7 +97,7 @@ void copy_from_host(Device& device, const Tensor& to, const void* from, std::siz
 
 Tensor to_host(Device& device, const Tensor& x) {
   if (device.processor_tier() == device::Tier::device) return x;
-  Tensor out = Tensor::empty(device, x.shape(), x.dtype(), Category::workspace, device.processor_tier());
+  Tensor out = Tensor::on_host(device, x.shape(), x.dtype());
   device.copy(out.raw(), x.raw(), x.bytes());
   device.synchronize();
   return out;

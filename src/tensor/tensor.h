@@ -19,6 +19,7 @@
 // - exact sums: exact_sum.h; one token's experts: routing_row.h; weights in few bits: stored_format.h
 // - files of tensors: safetensors_folder.h
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <initializer_list>
@@ -75,6 +76,14 @@ class Tensor {
                       Category category = Category::activations, device::Tier tier = device::Tier::device);
   static Tensor zeros(Device& device, const Shape& shape, DType dtype,
                       Category category = Category::activations);
+  /// Uninitialised elements that the processor reads and writes, in Device::processor_tier().
+  static Tensor on_host(Device& device, const Shape& shape, DType dtype,
+                        Category category = Category::workspace) {
+    return empty(device, shape, dtype, category, device.processor_tier());
+  }
+  /// A list of activations that the processor reads; a meta device holds no values.
+  template <class T>
+  static Tensor on_host(Device& device, const std::vector<T>& values);
   /// A view of `storage` that begins `byte_offset` in. Throws Error{usage} when it does not fit.
   static Tensor view_of(device::Storage storage, std::size_t byte_offset, const Shape& shape, DType dtype);
   /// Copies host values.
@@ -127,6 +136,13 @@ Tensor to_host(Device& device, const Tensor& x);
 double read_scalar(Device& device, const Tensor& x);
 /// The same of a tensor that the processor can read; does not wait.
 double scalar_value(const Tensor& x);
+
+template <class T>
+Tensor Tensor::on_host(Device& device, const std::vector<T>& values) {
+  Tensor out = on_host(device, {std::ssize(values)}, dtype_of<T>(), Category::activations);
+  if (device.kind() != device::Kind::meta) std::copy(values.begin(), values.end(), out.data<T>());
+  return out;
+}
 
 template <class T>
 Tensor Tensor::of(Device& device, const Shape& shape, std::span<const T> values) {

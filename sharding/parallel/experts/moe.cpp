@@ -41,9 +41,7 @@ void check(const MoeOptions& o) {
 /// On the processor, where those that are no number come last (dropped_choices() compares them).
 std::vector<double> host_values(Tape& tape, const Tensor& x) {
   std::vector<double> out(static_cast<std::size_t>(x.numel()));
-  Tensor wide = tape.empty(x.shape(), DType::f64);
-  tape.kernels().copy(x, wide);
-  const Tensor here = tensor::to_host(tape.device(), wide);
+  const Tensor here = tape.on_host(x, DType::f64);
   std::replace_copy_if(
       here.data<double>(), here.data<double>() + out.size(), out.begin(),
       [](double value) { return std::isnan(value); }, -1.0);

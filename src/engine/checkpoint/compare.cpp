@@ -125,7 +125,7 @@ class Comparer {
 
  private:
   Tensor chunk(std::int64_t elements, DType dtype) const {
-    return Tensor::empty(device_, {elements}, dtype, device::Category::workspace, device_.processor_tier());
+    return Tensor::on_host(device_, {elements}, dtype);
   }
 
   void look_at(const FileTensor& tensor, const SavedState& state, const Piece& piece) {

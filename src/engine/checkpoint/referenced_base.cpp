@@ -71,8 +71,7 @@ void ReferencedBase::read_blocks(const std::string& parameter, const tensor::Sli
                                  std::int64_t count, const Tensor& to) const {
   device::Device& device = *opened_.processor;
   const StoredFormat format = format_of(parameter);
-  const Tensor values =
-      Tensor::empty(device, {count}, DType::f32, device::Category::workspace, device.processor_tier());
+  const Tensor values = Tensor::on_host(device, {count}, DType::f32);
   opened_.weights->read(parameter, slice, begin, values);
   if (!tensor::quantize(format, {values.data<float>(), static_cast<std::size_t>(count)}, to.raw(),
                         device.arena()))
@@ -86,8 +85,7 @@ void ReferencedBase::read(const std::string& parameter, const tensor::Slice& sli
   const std::int64_t block = tensor::block_size(format).elements, first = begin / block * block,
                      end = std::min(slice.numel(), (begin + to.numel() + block - 1) / block * block);
   device::Device& device = *opened_.processor;
-  const Tensor blocks = Tensor::empty(device, {tensor::stored_bytes(format, end - first)}, DType::u8,
-                                      device::Category::workspace, device.processor_tier());
+  const Tensor blocks = Tensor::on_host(device, {tensor::stored_bytes(format, end - first)}, DType::u8);
   read_blocks(parameter, slice, first, end - first, blocks);
   std::vector<float> values(static_cast<std::size_t>(to.numel()));
   tensor::dequantize(format, reinterpret_cast<const std::byte*>(blocks.raw()), begin - first, values);

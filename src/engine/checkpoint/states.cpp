@@ -99,8 +99,7 @@ std::string kind_of_replica(const std::string& kind, std::int64_t replica) {
 
 void in_chunks(device::Device& device, DType dtype, std::int64_t count,
                const std::function<void(std::int64_t, const Tensor&)>& visit) {
-  const Tensor chunk = Tensor::empty(device, {std::min(most_at_once, count)}, dtype,
-                                     device::Category::workspace, device.processor_tier());
+  const Tensor chunk = Tensor::on_host(device, {std::min(most_at_once, count)}, dtype);
   for (std::int64_t done = 0; done < count; done += most_at_once)
     visit(done, chunk.range(0, std::min(most_at_once, count - done)));
 }
@@ -166,8 +165,7 @@ void read_states(const CheckpointReader& reader, const sharding::ShardedModel& m
         const std::vector<std::string> sources = sources_of(reader, state, parameter.name);
         in_chunks(device, state.value_dtype(), piece.count, [&](std::int64_t done, const Tensor& elements) {
           if (state.in_blocks()) {
-            const Tensor blocks = Tensor::empty(device, {state.in_file(elements.numel())}, state.dtype,
-                                                device::Category::workspace, device.processor_tier());
+            const Tensor blocks = Tensor::on_host(device, {state.in_file(elements.numel())}, state.dtype);
             if (reader.read_blocks(state.kind, parameter.name, slice, piece.parameter_begin + done,
                                    elements.numel(), blocks))
               return state.write_blocks(piece.flat_begin + done, blocks);
@@ -177,10 +175,8 @@ void read_states(const CheckpointReader& reader, const sharding::ShardedModel& m
                   " otherwise than those that saved them: such weights are quantised anew, and may move "
                   "by a step of their codes");
           }
-          const Tensor more = sources.size() > 1
-                                  ? Tensor::empty(device, {elements.numel()}, state.dtype,
-                                                  device::Category::workspace, device.processor_tier())
-                                  : Tensor();
+          const Tensor more =
+              sources.size() > 1 ? Tensor::on_host(device, {elements.numel()}, state.dtype) : Tensor();
           read_mean(reader, sources, parameter.name, slice, piece.parameter_begin + done, elements, more);
           state.write(piece.flat_begin + done, elements);
         });

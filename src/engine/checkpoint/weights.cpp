@@ -31,8 +31,7 @@ void CheckpointWeights::read(const std::string& name, const tensor::Slice& slice
   DType dtype = trained ? DType::f32 : parse_dtype(reader_.manifest().compute_dtype).value();
   if (reader_.dtype(kind, name) == DType::u8) dtype = DType::f32;
   if (dtype == to.dtype()) return reader_.read(kind, name, slice, begin, to);
-  const Tensor stored =
-      Tensor::empty(device_, {to.numel()}, dtype, device::Category::workspace, device_.processor_tier());
+  const Tensor stored = Tensor::on_host(device_, {to.numel()}, dtype);
   reader_.read(kind, name, slice, begin, stored);
   const auto bytes = [](const Tensor& t) {
     return std::span(t.raw(), static_cast<std::size_t>(t.numel()) * size_of(t.dtype()));
@@ -70,8 +69,7 @@ FileTensor file_tensor(const CheckpointTensor& of, PieceRecord record, ReadEleme
                  nullptr};
   out.elements = [&device, range, in_file, dtype = of.dtype,
                   read = std::move(read)](const FileTensor::Put& put) {
-    const Tensor chunk = Tensor::empty(device, {in_file(std::min(most_at_once, range.size()))}, dtype,
-                                       device::Category::workspace, device.processor_tier());
+    const Tensor chunk = Tensor::on_host(device, {in_file(std::min(most_at_once, range.size()))}, dtype);
     for (std::int64_t done = 0; done < range.size(); done += most_at_once) {
       const std::int64_t count = std::min(most_at_once, range.size() - done);
       const Tensor elements = chunk.range(0, in_file(count));
@@ -89,8 +87,7 @@ ReadElements elements_of(const CheckpointReader& reader, const CheckpointTensor&
   return [&reader, &device, t, slice](std::int64_t begin, std::int64_t count, const Tensor& to) {
     if (t.format == StoredFormat::compute) return reader.read(t.kind, t.parameter, slice, begin, to);
     if (reader.read_blocks(t.kind, t.parameter, slice, begin, count, to)) return;
-    const Tensor values =
-        Tensor::empty(device, {count}, DType::f32, device::Category::workspace, device.processor_tier());
+    const Tensor values = Tensor::on_host(device, {count}, DType::f32);
     reader.read(t.kind, t.parameter, slice, begin, values);
     if (!tensor::quantize(t.format, {values.data<float>(), static_cast<std::size_t>(count)}, to.raw(),
                           device.arena()))

@@ -19,8 +19,7 @@ using tensor::Shape;
 using tensor::Tensor;
 
 Tensor make_header(device::Device& device) {
-  return Tensor::empty(device, {2 + Shape::max_rank}, DType::i64, device::Category::workspace,
-                       device.processor_tier());
+  return Tensor::on_host(device, {2 + Shape::max_rank}, DType::i64);
 }
 
 void write_header(const Tensor& header, const Tensor& value) {

@@ -109,19 +109,12 @@ nn::TextScores PreferenceRun::scores(Engine& engine, const tensor::Batch& batch,
   return out;
 }
 
-tensor::Tensor PreferenceRun::on_processor(const std::vector<double>& values) const {
-  device::Device& device = engine_.device();
-  const auto out = tensor::Tensor::empty(device, {std::ssize(values)}, DType::f64,
-                                         device::Category::activations, device.processor_tier());
-  if (device.kind() != device::Kind::meta) std::copy(values.begin(), values.end(), out.data<double>());
-  return out;
-}
-
 void PreferenceRun::add_reference(tensor::Batch& batch, Answers answers) {
   if (reference_ == config::Reference::none) return;
   if (reference_ != config::Reference::precomputed) {
     Engine& from = reference_ == config::Reference::copy ? *copy_ : engine_;
-    batch["reference"] = on_processor(scores(from, batch, reference_ == config::Reference::adapter).weighted);
+    batch["reference"] = tensor::Tensor::on_host(
+        engine_.device(), scores(from, batch, reference_ == config::Reference::adapter).weighted);
     return;
   }
   const std::vector<double>& all = answers == Answers::own ? values_->texts : values_->mismatched;
@@ -135,7 +128,7 @@ void PreferenceRun::add_reference(tensor::Batch& batch, Answers answers) {
       fail(ErrorKind::data, "'", file_.path().string(), "' has no log-probability of text ",
            numbers.data<std::int32_t>()[i], ": remove it, and begin the run anew");
   }
-  batch["reference"] = on_processor(found);
+  batch["reference"] = tensor::Tensor::on_host(engine_.device(), found);
 }
 
 std::function<tensor::Batch()> PreferenceRun::begin_step(const std::function<tensor::Batch()>& next) {
@@ -241,7 +234,7 @@ void PreferenceRun::add_partners(Batches& batches) const {
         partners[text + 1] = of_second[pair];
         ++pair;
       }
-      batch["partners"] = on_processor(partners);
+      batch["partners"] = tensor::Tensor::on_host(engine_.device(), partners);
     }
     at += all_first[i].size();
   }

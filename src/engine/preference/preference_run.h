@@ -67,7 +67,6 @@ class PreferenceRun {
   double sft_scale(const Batches& batches) const;
   void add_partners(Batches& batches) const;
   std::vector<std::vector<double>> of_all_ranks(const std::vector<std::vector<double>>& mine) const;
-  tensor::Tensor on_processor(const std::vector<double>& values) const;
   ReferenceFacts facts() const;
   void prepare_reference();
   bool agrees(const ReferenceValues& values);

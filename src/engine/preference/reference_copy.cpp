@@ -27,8 +27,7 @@ class AsMasters final : public nn::WeightSource {
   void read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,
             const tensor::Tensor& to) override {
     if (to.dtype() != DType::bf16 || !trained_.contains(name)) return source_.read(name, slice, begin, to);
-    const auto masters = tensor::Tensor::empty(device_, {to.numel()}, DType::f32, device::Category::workspace,
-                                               device_.processor_tier());
+    const auto masters = tensor::Tensor::on_host(device_, {to.numel()}, DType::f32);
     source_.read(name, slice, begin, masters);
     std::transform(masters.data<float>(), masters.data<float>() + masters.numel(), to.data<bf16>(),
                    round_master_to_bf16);

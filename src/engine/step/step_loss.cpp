@@ -93,8 +93,7 @@ void StepLoss::bring_here() {
   here_ = true;
   if (!device_.accelerator()) return;
   for (Tensor* each : {&shared_.losses, &shared_.weights}) {
-    const Tensor here = Tensor::empty(device_, each->shape(), each->dtype(), device::Category::workspace,
-                                      device_.processor_tier());
+    const Tensor here = Tensor::on_host(device_, each->shape(), each->dtype());
     device_.copy(here.raw(), each->raw(), each->bytes());
     *each = here;
   }

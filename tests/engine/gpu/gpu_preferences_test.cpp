@@ -34,8 +34,8 @@ tensor::Batch pairs_on(device::Device& device, bool rewards) {
     return tensor::Tensor::of<std::int32_t>(device, {1, length}, values);
   };
   const auto list = [&](const Ids& values) {
-    const auto out = tensor::Tensor::empty(device, {std::ssize(values)}, DType::i32,
-                                           device::Category::activations, device.processor_tier());
+    const auto out =
+        tensor::Tensor::on_host(device, {std::ssize(values)}, DType::i32, device::Category::activations);
     std::copy(values.begin(), values.end(), out.data<std::int32_t>());
     return out;
   };

@@ -87,8 +87,7 @@ std::string trained(const StagingCase& c, tensor::Kernels& kernels, tensor::Kern
         // As the next forward does: read in the compute stream's order.
         out += bytes_of(tensor::to_host(device, view.parameters)) + bytes_of(view.moments[0]) +
                bytes_of(view.moments[1]);
-        Tensor weights = Tensor::empty(device, {end - begin}, DType::f32, device::Category::workspace,
-                                       device.processor_tier());
+        Tensor weights = Tensor::on_host(device, {end - begin}, DType::f32);
         segment->read_masters(begin, weights);
         out += bytes_of(weights);
       }

@@ -299,8 +299,7 @@ void LocalCheckpoints::fetch_files(const CheckpointReader& reader, const std::se
   Tensor buffer;
   comm::gather_results(world, "buffer for files of a local checkpoint", [&] {
     if (!wanted.empty())
-      buffer = Tensor::empty(device_, {file_chunk}, DType::u8, device::Category::checkpoint,
-                             device_.processor_tier());
+      buffer = Tensor::on_host(device_, {file_chunk}, DType::u8, device::Category::checkpoint);
     return true;
   });
   std::exception_ptr failed;

@@ -109,8 +109,7 @@ namespace {
 /// The segment's errors as the one that serves a part; of those on NVMe, a copy in memory.
 Tensor server_errors(const sharding::StateBuffer& errors, device::Device& device) {
   if (!errors.stored()) return errors.tensor();
-  Tensor here = Tensor::empty(device, {errors.end() - errors.begin()}, DType::f32,
-                              device::Category::workspace, device.processor_tier());
+  Tensor here = Tensor::on_host(device, {errors.end() - errors.begin()}, DType::f32);
   if (here.numel() > 0) errors.read(errors.begin(), here).wait();
   return here;
 }

@@ -1,5 +1,7 @@
-# The umbrella target, and what `cmake --install` puts where: the program, the rooms' libraries, their public headers
-# (those that lie in a room's folder and its FOLDERS) and the package that find_package(Sherd) reads.
+# The umbrella target, and what `cmake --install` puts where: the program with its configurations and pages, the rooms'
+# libraries, their public headers (those that lie in a room's folder and its FOLDERS) and the package that
+# find_package(Sherd) reads. The component `program` is the executable alone, `development` what programs that use the
+# library need; all else, which names no component, is `data`.
 get_property(rooms GLOBAL PROPERTY SHERD_ROOMS)
 list(REMOVE_ITEM rooms bench cli)  # the program's own
 
@@ -13,12 +15,13 @@ if(NOT PROJECT_IS_TOP_LEVEL)
   return()
 endif()
 
+set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME data)
 set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/Sherd)
 list(TRANSFORM rooms PREPEND sherd_ OUTPUT_VARIABLE room_targets)
 install(TARGETS sherd sherd_build_flags sherd_dnnl ${room_targets} EXPORT SherdTargets
-        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(EXPORT SherdTargets NAMESPACE Sherd:: DESTINATION ${package_folder})
-install(TARGETS sherd_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
+install(EXPORT SherdTargets NAMESPACE Sherd:: DESTINATION ${package_folder} COMPONENT development)
+install(TARGETS sherd_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT program)
 
 # sherd_install_headers(FOLDER DESTINATION): the headers directly in FOLDER. They include each other as "room/x.h"
 # here; a program that uses an installed Sherd may have a folder and a header of that name, so what is installed are
@@ -26,15 +29,15 @@ install(TARGETS sherd_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 function(sherd_install_headers folder destination)
   file(GLOB names RELATIVE ${folder} CONFIGURE_DEPENDS ${folder}/*.h)
   set(copies ${PROJECT_BINARY_DIR}/installed_headers/${destination})
-  install(CODE "set(from \"${folder}\")\nset(to \"${copies}\")\nset(names \"${names}\")")
+  install(CODE "set(from \"${folder}\")\nset(to \"${copies}\")\nset(names \"${names}\")" COMPONENT development)
   install(CODE [[
     foreach(name IN LISTS names)
       file(READ "${from}/${name}" text)
       string(REPLACE "#include \"" "#include \"sherd/" text "${text}")
       file(CONFIGURE OUTPUT "${to}/${name}" CONTENT "${text}" @ONLY)
-    endforeach()]])
+    endforeach()]] COMPONENT development)
   list(TRANSFORM names PREPEND ${copies}/)
-  install(FILES ${names} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/${destination})
+  install(FILES ${names} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/${destination} COMPONENT development)
 endfunction()
 
 foreach(room IN LISTS rooms)
@@ -48,11 +51,16 @@ foreach(room IN LISTS rooms)
   endforeach()
 endforeach()
 sherd_install_headers(${PROJECT_SOURCE_DIR}/src/sherd sherd)
-install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/configs DESTINATION ${CMAKE_INSTALL_DATADIR}/sherd)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES ${PROJECT_SOURCE_DIR}/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+if(NOT SHERD_PACKAGE)  # Debian has its own files for both
+  install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+endif()
 
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/SherdConfig.cmake.in
                               ${PROJECT_BINARY_DIR}/SherdConfig.cmake INSTALL_DESTINATION ${package_folder})
 # Before 1.0 a new minor version may change the interface.
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/SherdConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/SherdConfig.cmake ${PROJECT_BINARY_DIR}/SherdConfigVersion.cmake
-        DESTINATION ${package_folder})
+        DESTINATION ${package_folder} COMPONENT development)

@@ -4,7 +4,7 @@
 
 namespace sherd {
 
-/// "0.1.0": the version of the library that is linked.
+/// "0.3.0": the version of the library that is linked.
 std::string_view version();
 
 }  // namespace sherd

@@ -214,17 +214,22 @@ std::vector<ScoreRequest> score_windows(std::span<const std::int32_t> tokens, st
 }
 
 std::vector<Score> score_texts(Gpt& model, const RunPass& run, std::span<const ScoreRequest> texts,
-                               std::int64_t most_rows, ScoreShare share) {
+                               std::int64_t most_rows, ScoreShare share,
+                               const std::function<void(std::size_t)>& told) {
   check(texts, model.config());
   std::vector<Score> scores(texts.size());
   const std::vector<std::size_t> alike = first_alike(texts);
   const std::vector<Batch> batches = batches_of(texts, alike, most_rows, model.config());
   Scorer scorer(model, run, texts);
   const auto ranks = static_cast<std::size_t>(share.ranks), rank = static_cast<std::size_t>(share.rank);
+  std::size_t through = 0;
   for (std::size_t round = 0; round < batches.size(); round += ranks) {
     const bool own = round + rank < batches.size();
     // A rank without a batch of its own repeats one, so that the others find its share of the weights.
     scorer.score(own ? batches[round + rank] : batches.back(), own ? &scores : nullptr);
+    for (std::size_t i = round; i < std::min(round + ranks, batches.size()); ++i)
+      through += batches[i].size();
+    if (told) told(through);
   }
   for (std::size_t i = 0; i < texts.size(); ++i) scores[i] = scores[alike[i]];
   return scores;

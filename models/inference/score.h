@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -43,8 +45,10 @@ struct ScoreShare {
 /// `most_rows` rows or one text. But for rounding, a text's score does not depend on the others; texts that
 /// are the same are scored once. Of several ranks each gives the scores of its share, and 0 tokens for all
 /// other texts; all run as many passes. All ranks of a sharded model call it alike. Throws Error{usage} for a
-/// request that is not as it says, Error{data} for an id outside the vocabulary.
+/// request that is not as it says, Error{data} for an id outside the vocabulary. `told` hears after each pass
+/// how many texts are through, on all ranks.
 std::vector<Score> score_texts(Gpt& model, const RunPass& run, std::span<const ScoreRequest> texts,
-                               std::int64_t most_rows, ScoreShare share = {});
+                               std::int64_t most_rows, ScoreShare share = {},
+                               const std::function<void(std::size_t)>& told = {});
 
 }  // namespace sherd::models

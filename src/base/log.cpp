@@ -4,33 +4,35 @@
 
 #include <atomic>
 #include <cstdio>
-#include <cstdlib>
-#include <string_view>
+
+#include "base/terminal.h"
 
 namespace sherd {
 namespace {
 std::atomic<LogLevel> minimum_level{LogLevel::info};
 thread_local int thread_rank = -1;
 
-/// On a terminal, wipes the line that a progress bar left the cursor on.
-const char* line_start() {
-  static const bool terminal = [] {
-    const char* kind = std::getenv("TERM");
-    return ::isatty(STDERR_FILENO) == 1 && kind && std::string_view(kind) != "dumb";
-  }();
-  return terminal ? "\r\x1b[K" : "";
+std::string tag_of(LogLevel level) {
+  if (level < LogLevel::warning) return "";
+  const bool error = level == LogLevel::error, coloured = shows_colours(STDERR_FILENO);
+  return cat(coloured ? (error ? red : yellow) : "", error ? "error:" : "warning:", coloured ? plain : "",
+             " ");
 }
 }  // namespace
 
-void set_log_level(LogLevel level) {
-  minimum_level = level;
+LogLevel set_log_level(LogLevel level) {
+  return minimum_level.exchange(level);
+}
+
+bool logs(LogLevel level) {
+  return level >= minimum_level.load(std::memory_order_relaxed);
 }
 
 void log_line(LogLevel level, const std::string& message) {
-  if (level < minimum_level.load(std::memory_order_relaxed)) return;
-  const char* tag = level == LogLevel::warning ? "warning: " : level == LogLevel::error ? "error: " : "";
+  if (!logs(level)) return;
   const std::string rank = thread_rank < 0 ? "" : cat("[rank ", thread_rank, "] ");
-  const std::string line = cat(line_start(), "sherd: ", rank, tag, message, "\n");
+  const std::string line =
+      cat(is_terminal(STDERR_FILENO) ? clear_line : "", "sherd: ", rank, tag_of(level), message, "\n");
   std::fwrite(line.data(), 1, line.size(), stderr);
 }
 

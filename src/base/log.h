@@ -8,11 +8,14 @@ namespace sherd {
 
 enum class LogLevel { debug, info, warning, error };
 
-/// Lines below `level` are dropped. Process-wide, as stderr is; default info.
-void set_log_level(LogLevel level);
+/// Lines below `level` are dropped. Process-wide, as stderr is; default info. Returns the level before.
+LogLevel set_log_level(LogLevel level);
+/// Whether lines of `level` are kept.
+bool logs(LogLevel level);
 
 /// Writes one whole line to stderr: "sherd: message", with "[rank r] " in front when the calling thread has a
-/// rank (ThreadRank). Safe from any thread.
+/// rank (ThreadRank). On a terminal it wipes a status line first, and "error:" and "warning:" have colours
+/// (shows_colours()). Safe from any thread.
 void log_line(LogLevel level, const std::string& message);
 
 template <class... Args>

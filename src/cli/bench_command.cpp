@@ -12,6 +12,7 @@
 
 #include "base/arena.h"
 #include "base/error.h"
+#include "base/terminal.h"
 #include "base/text/excerpt.h"
 #include "bench/suite/adam_bench.h"
 #include "bench/suite/comm_bench.h"
@@ -22,7 +23,6 @@
 #include "cli/program.h"
 #include "config/config.h"
 #include "engine/report/machine.h"
-#include "engine/report/terminal.h"
 #include "engine/setup/make_device.h"
 #include "engine/stop_signals.h"
 
@@ -39,8 +39,7 @@ int small(std::int64_t value) {
 CommandLine bench_line(const std::string& bench, const std::string& summary, const std::string& synopsis,
                        const std::string& rounds) {
   CommandLine line("bench " + bench, summary, synopsis + " [--rounds R] [--json]");
-  line.value("rounds", "R", "how often everything is measured in turn", rounds)
-      .flag("json", "print one JSON object instead of a table");
+  line.value("rounds", "R", "how often everything is measured in turn", rounds).json();
   return line;
 }
 
@@ -75,7 +74,7 @@ class Status {
 
  private:
   std::string bench_;
-  engine::StatusLine line_{STDERR_FILENO};
+  StatusLine line_{STDERR_FILENO};
 };
 
 /// Prints what measure(tell) reports.
@@ -237,16 +236,17 @@ CommandLine machine_line() {
       "bench machine",
       "Measures the rates by which `sherd plan` predicts steps on this machine, and writes them as a "
       "machine's file.",
-      "--output FILE [--path DIR] [--device D] [--threads T] [--width W] [--rounds R]");
+      "--output FILE [--path DIR] [--device D] [--threads T] [--width W] [--rounds R] [--json]");
   line.value("output", "FILE", "where the rates go")
       .value("path", "DIR",
              "a folder on a drive that is to be measured too; what is written there goes again")
-      .value("device", "D", "cpu or cuda; auto: GPUs where there are some", "auto")
+      .value("device", "auto|cpu|cuda", "auto: GPUs where there are some", "auto")
       .value("threads", "T", "cores that the ranks share", std::to_string(available_cores()))
       .value(
           "width", "W",
           "of the widest model that is measured, at least 64; narrow ones take less time (1024; GPUs: 4096)")
-      .value("rounds", "R", "steps of each model that are measured", "3");
+      .value("rounds", "R", "steps of each model that are measured", "3")
+      .json();
   return line;
 }
 
@@ -272,6 +272,7 @@ void bench_machine(const CommandLine& line) {
   std::ofstream out(path);
   out << config::dump(machine);
   require_written(out);
+  if (line.has("json")) print_text(config::dump(machine) + "\n");
 }
 
 constexpr Command benches[] = {

@@ -90,6 +90,8 @@ struct CommandLine::State {
   /// Declares what every command has, behind its own options.
   void complete() {
     if (std::exchange(whole, true)) return;
+    add({Option::Kind::flag, "quiet", "", "print results, warnings and errors alone", ""},
+        cxxopts::value<bool>());
     add({Option::Kind::flag, "help", "", "print this", ""}, cxxopts::value<bool>());
   }
 
@@ -137,6 +139,10 @@ CommandLine& CommandLine::program_follows() {
   return *this;
 }
 
+CommandLine& CommandLine::json() {
+  return flag("json", "print the results as one JSON object");
+}
+
 const std::string& CommandLine::command() const {
   return state_->command;
 }
@@ -152,6 +158,9 @@ const std::vector<Option>& CommandLine::options() const {
 }
 const std::string& CommandLine::rest() const {
   return state_->rest;
+}
+bool CommandLine::takes_program() const {
+  return state_->takes_program;
 }
 const std::vector<std::string>& CommandLine::program() const {
   return state_->program;

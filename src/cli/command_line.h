@@ -20,7 +20,8 @@ class UsageError : public std::runtime_error {
 std::string suggest(const std::string& word, const std::vector<std::string>& known,
                     const std::string& prefix = "");
 
-/// An option as a command declares it.
+/// An option as a command declares it. `shown` names its value in the help, and says what completion offers
+/// (expected_of(), shell/declared.h).
 struct Option {
   enum class Kind : std::uint8_t { flag, value, list };
   Kind kind;
@@ -48,15 +49,19 @@ class CommandLine {
   CommandLine& rest_to(const std::string& name);
   /// What stands behind "--" is a program with its arguments.
   CommandLine& program_follows();
+  /// --json: the command prints its results as one JSON object, and nothing else on stdout. (--quiet and
+  /// --help every command has.)
+  CommandLine& json();
 
   /// Parses what follows the command's name. False when help was asked for (and printed to stdout).
   bool parse(std::vector<std::string> arguments);
 
-  const std::string& command() const;               ///< "bench adam"
-  const std::string& summary() const;               ///< what it does, in sentences
-  const std::string& synopsis() const;              ///< what follows its name
-  const std::vector<Option>& options() const;       ///< in the order of the help, --help too
-  const std::string& rest() const;                  ///< the option of rest_to(); empty: none
+  const std::string& command() const;          ///< "bench adam"
+  const std::string& summary() const;          ///< what it does, in sentences
+  const std::string& synopsis() const;         ///< what follows its name
+  const std::vector<Option>& options() const;  ///< in the order of the help, --help too
+  const std::string& rest() const;             ///< the option of rest_to(); empty: none
+  bool takes_program() const;
   const std::vector<std::string>& program() const;  ///< behind "--"
 
   bool has(const std::string& name) const;  ///< given on the command line

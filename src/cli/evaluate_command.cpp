@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -15,6 +17,7 @@
 #include "comm/communicator.h"
 #include "data/dataset_info.h"
 #include "data/indexed_dataset.h"
+#include "engine/report/progress.h"
 
 namespace sherd::cli {
 namespace {
@@ -111,8 +114,11 @@ class Evaluation {
       std::vector<std::size_t> of;  // the continuation to which each belongs, in order
       std::size_t continuations = 0;
       for (std::size_t i = begin; i < end; ++i) ask(i, max_text, windows, of, continuations);
+      std::function<void(std::size_t)> told;
+      if (dist->rank() == 0)
+        told = [&](std::size_t through) { show_bar(begin + (end - begin) * through / windows.size()); };
       const std::vector<models::Score> scores =
-          models::score_texts(model.model(), model.run(), windows, most_rows_, model.share());
+          models::score_texts(model.model(), model.run(), windows, most_rows_, model.share(), told);
       gather(*dist, scores, of, continuations, model.leads());
       if (dist->rank() == 0) judge_round(begin, end);
     }
@@ -194,12 +200,23 @@ class Evaluation {
     if (!*details_) fail(ErrorKind::io, "writing the --output file failed: is the disk full?");
   }
 
+  const char* unit() const { return questions_.dataset ? "documents" : "examples"; }
+
+  void show_bar(std::size_t done) {
+    bar_.show({.title = "evaluating",
+               .done = static_cast<double>(done),
+               .total = static_cast<double>(questions_.size()),
+               .unit = unit()});
+  }
+
   void show_progress(std::size_t done) {
     constexpr std::chrono::seconds apart{10};
     const auto now = std::chrono::steady_clock::now();
-    if (done < questions_.size() && now - told_ < apart) return;
+    const bool whole = done == questions_.size();
+    if (!whole && (is_terminal(STDERR_FILENO) || now - told_ < apart)) return;  // which has the bar
     told_ = now;
-    log_info("evaluated ", done, " of ", questions_.size(), questions_.dataset ? " documents" : " examples");
+    if (whole) bar_.clear();
+    log_info("evaluated ", done, " of ", questions_.size(), ' ', unit());
   }
 
   const Inference& from_;
@@ -210,6 +227,7 @@ class Evaluation {
   std::vector<models::Score> found_;          ///< scores of the round's continuations; rank 0's
   std::map<std::string, TaskMetrics> tasks_;  ///< rank 0's
   std::chrono::steady_clock::time_point told_ = std::chrono::steady_clock::now();
+  engine::WorkBar bar_{STDERR_FILENO};  ///< rank 0's
 };
 
 Questions questions_of(const CommandLine& line) {
@@ -280,7 +298,7 @@ CommandLine evaluate_line() {
              "what became of each example of --tasks, or of each pair of --data, as lines of JSON")
       .value("limit", "N", "this many examples or documents only; 0: all", "0")
       .value("batch-tokens", "N", "tokens that a pass takes at most", "4096")
-      .flag("json", "print one JSON object instead of a table");
+      .json();
   add_inference_options(line);
   return line;
 }

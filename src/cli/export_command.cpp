@@ -14,6 +14,7 @@
 #include "cli/inference/exported_tokenizer.h"
 #include "cli/inference/inference.h"
 #include "cli/program.h"
+#include "cli/shown_weights.h"
 #include "cli/weights.h"
 #include "data/tokenizer.h"
 #include "device/device.h"
@@ -400,9 +401,10 @@ std::size_t write_model(Exported& what, const fs::path& folder, device::Device& 
   const bool adapter = what.options.adapter.type != config::AdapterType::none;
   const auto low_bits = low_bits_of(model, what.format);
   what.files.low_bits = low_bits.get();
-  const std::size_t shards = models::export_to_hugging_face(
-      folder, layout, model.parameters(), adapter ? static_cast<nn::WeightSource&>(merged) : weights, device,
-      what.files);
+  ShownWeights shown(adapter ? static_cast<nn::WeightSource&>(merged) : weights, model.parameters(),
+                     "exporting");
+  const std::size_t shards =
+      models::export_to_hugging_face(folder, layout, model.parameters(), shown, device, what.files);
   const char* dtype = torch_name(what.files.dtype);
   std::string text = models::to_hugging_face(*what.config.model, plain.vocab_size, dtype, original);
   if (low_bits) {
@@ -423,7 +425,7 @@ CommandLine export_line() {
       "tokenizer; or its adapter as PEFT, or AdapterHub, reads it. Any layout's, a part at a time.",
       "CKPT --output HF_DIR [--tag TAG] [--adapter [--task NAME] [--base DIR]] [--dtype bf16|fp16|fp32] "
       "[--format F] "
-      "[--max-shard-size 5GB]");
+      "[--max-shard-size 5GB] [--json]");
   line.list("from", "CKPT", "a run's save_dir (its latest checkpoint) or one checkpoint's folder")
       .value("output", "HF_DIR", "folder to make; it must not be there, or be empty")
       .value("tag", "TAG", "this checkpoint of the folder instead of its latest")
@@ -435,13 +437,14 @@ CommandLine export_line() {
           "with --adapter, of one that began as a part of the weights: the model that it began from, where "
           "training.init_from is not there any more")
       .value(
-          "dtype", "T",
+          "dtype", "bf16|fp16|fp32",
           "of the weights, rounded from fp32; not given: what the run computed in, of an adapter alone fp32")
       .value("format", "F",
              "linear layers' weights in few bits, rounded once: nf4, nf4_double, fp4, fp4_double or int8 as "
              "bitsandbytes has them, fp8 in squares, mxfp4 of GPT-OSS's experts")
       .value("max-shard-size", "N", "bytes of a file at most, as 5GB; a larger tensor has a file of its own",
              "5GB")
+      .json()
       .rest_to("from");
   return line;
 }
@@ -474,6 +477,15 @@ void export_command(const CommandLine& line) {
       adapter ? write_adapter(what, output.partial(), *device) : write_model(what, output.partial(), *device);
   output.publish();
   const bool merged = !adapter && what.options.adapter.type != config::AdapterType::none;
+  if (line.has("json"))
+    print_json(nlohmann::ordered_json{{"folder", output.path().string()},
+                                      {"checkpoint", reader.folder().string()},
+                                      {"model", config::name_of(models::published_as(*config.model))},
+                                      {"dtype", name_of(what.files.dtype)},
+                                      {"format", tensor::name_of(what.format)},
+                                      {"adapter", adapter},
+                                      {"adapter_merged", merged},
+                                      {"files", shards}});
   log_info("exported ", adapter ? "the adapter of " : "", reader.folder().string(),
            merged ? ", its adapter merged," : "", " as ",
            config::name_of(models::published_as(*config.model)), " in ", name_of(what.files.dtype),

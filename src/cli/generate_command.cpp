@@ -36,6 +36,8 @@ std::vector<Prompt> prompts_of(const CommandLine& line) {
   for (const char* name : {"output", "batch-size"})
     if (line.has(name) && !line.has("prompts") && !line.has("embed") && !line.has("classify"))
       throw UsageError(cat("--", name, " goes with --prompts FILE"));
+  if (line.has("json") && !line.has("prompts") && !line.has("prompt"))
+    throw UsageError("--json is of --prompt and --prompts, not of a conversation");
   if (line.has("prompt")) return {{line.text("prompt"), {}, ""}};
   if (!line.has("prompts")) return {};
   std::vector<Prompt> prompts = read_prompts(line.text("prompts"), line.has("embed") || line.has("classify"));
@@ -149,7 +151,8 @@ CommandLine generate_line() {
       cat("--checkpoint D (--prompt T | --prompts FILE [--output FILE] [--batch-size N] | --chat) "
           "[--chat [--system TEXT] [--chat-template NAME]] [--embed [--pooling mean|cls|last] | --classify] "
           "[--max-tokens N] "
-          "[--temperature X] [--top-k K] [--top-p P] [--repetition-penalty X] [--stop TEXT]... [--seed S] ",
+          "[--temperature X] [--top-k K] [--top-p P] [--repetition-penalty X] [--stop TEXT]... [--seed S] "
+          "[--json] ",
           inference_synopsis));
   line.value("prompt", "T", "the text to continue; empty: from the beginning of a document")
       .value("prompts", "FILE",
@@ -159,16 +162,17 @@ CommandLine generate_line() {
             "answer: prompts are questions, written as the conversations of training were; without any, a "
             "conversation, whose turns are lines of standard input (/reset, /exit)")
       .value("system", "TEXT", "of --chat: what a conversation begins with")
-      .value("chat-template", "NAME",
-             "of --chat: chatml, llama3, mistral, plain, or a file; not given: that of the run's data, else "
+      .value("chat-template", "chatml|llama3|mistral|plain|FILE",
+             "of --chat: how messages are written; not given: that of the run's data, else "
              "of the "
              "model's files")
       .flag("embed",
             "in the place of continuations give the texts' embeddings, of what stands behind the last block")
       .flag("classify",
             "give the labels of the texts or of their words, by a model that was trained for them")
-      .value("pooling", "P",
-             "of --embed: mean of a text's tokens, cls (the first one's) or last; not given: mean")
+      .value(
+          "pooling", "mean|cls|last",
+          "of --embed: the mean of a text's tokens, the first one's (cls) or the last one's; not given: mean")
       .value("output", "FILE",
              "lines of JSON with prompt, completion, tokens and finish, or embedding; not given: stdout")
       .value("batch-size", "N", "texts that are under way at once", "8")
@@ -180,6 +184,7 @@ CommandLine generate_line() {
       .list("stop", "TEXT", "end before this text; may be repeated")
       .value("seed", "S", "of the sampling", "0");
   add_inference_options(line);
+  line.json();
   return line;
 }
 
@@ -237,7 +242,8 @@ void generate_command(const CommandLine& line) {
     require_rows(request.prompts.back(), tokenizer, model.vocab_size, prompt.place);
   }
   std::optional<CompletionsFile> completions;
-  if (line.has("prompts")) request.completions = &completions.emplace(line.text("output"), prompts);
+  if (line.has("prompts") || line.has("json"))
+    request.completions = &completions.emplace(line.text("output"), prompts);
   QuestionQueue questions;
   inference.run(
       "Of generation: give --base-format nf4, --offload nvme --nvme-path DIR (or --offload cpu), a smaller "

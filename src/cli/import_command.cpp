@@ -5,6 +5,7 @@
 #include "base/text/excerpt.h"
 #include "cli/command_line.h"
 #include "cli/program.h"
+#include "cli/shown_weights.h"
 #include "cli/weights.h"
 #include "data/tokenizer.h"
 #include "device/device.h"
@@ -46,7 +47,8 @@ CommandLine import_line() {
       "import",
       "Makes a checkpoint of a model in Hugging Face's files: of its weights, in fp32, a part at a "
       "time. Training begins from either by training.init_from.",
-      "HF_DIR --output D [--tag TAG] [--adapter PEFT_DIR] [--set model.K=V]... [--dtype bf16|fp16|fp32]");
+      "HF_DIR --output D [--tag TAG] [--adapter PEFT_DIR] [--set model.K=V]... [--dtype bf16|fp16|fp32] "
+      "[--json]");
   line.list("from", "HF_DIR",
             "folder with config.json and model.safetensors, or shards of it with their index")
       .value("output", "D", "folder of checkpoints to write to")
@@ -56,9 +58,10 @@ CommandLine import_line() {
           "an adapter of that model as PEFT, or AdapterHub, keeps it: the checkpoint holds both, as a run's "
           "that trains it")
       .list("set", "model.K=V", "override a key of the model that config.json describes, as model.seq_length")
-      .value("dtype", "T",
+      .value("dtype", "bf16|fp16|fp32",
              "what the model computes in where it is used as it is (generate, export); not given: the files' "
              "type")
+      .json()
       .rest_to("from");
   return line;
 }
@@ -96,8 +99,16 @@ void import_command(const CommandLine& line) {
   for (const std::string& part : weights.begins_anew(model.parameters()))
     log_info(part, " is not among the weights, and begins anew");
   const std::string output = line.required("output"), tag = line.text("tag");
-  engine::write_weights(output, tag, std::move(manifest), model.parameters(), weights.source(), files,
-                        *device);
+  {
+    ShownWeights shown(weights.source(), model.parameters(), "importing");
+    engine::write_weights(output, tag, std::move(manifest), model.parameters(), shown, files, *device);
+  }
+  if (line.has("json"))
+    print_json(nlohmann::ordered_json{{"checkpoint", (fs::path(output) / tag).string()},
+                                      {"model", config::name_of(config.model->type)},
+                                      {"parameters", options.num_parameters()},
+                                      {"dtype", name_of(*dtype)},
+                                      {"adapter", !peft.empty()}});
   log_info(config::name_of(config.model->type), peft.empty() ? "" : " and an adapter", " with ",
            engine::human_count(static_cast<double>(options.num_parameters())), " parameters from ", folder,
            ": ", (fs::path(output) / tag).string());

@@ -1,6 +1,8 @@
 #include <sys/utsname.h>
 
+#include <cctype>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -82,17 +84,24 @@ std::string rate_text(DType dtype) {
              rate.cached ? " (the best so far)" : "");
 }
 
+/// "io_uring", "bf16_products"
+std::string json_key(std::string name) {
+  for (char& c : name) c = c == ' ' ? '_' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return name;
+}
+
 }  // namespace
 
 CommandLine info_line() {
   CommandLine line("info", "Prints versions, processor, memory and the features of this build.",
-                   "[--gemm | --keys | --schema | --flight-recorder F...]");
+                   "[--gemm] [--json] | --keys | --schema | --flight-recorder F...");
   line.flag("gemm", "also measure the rate of matrix products, and keep it for MFU");
   line.flag("keys", "print every key of the configuration instead: values, defaults, meanings (Markdown)");
   line.flag("schema", "print the JSON Schema of configuration files instead, by which editors complete them");
   line.list("flight-recorder", "F",
             "compare flight_recorder_rank_*.json of a run's ranks instead (files, or their folder): who is "
             "behind, and in which call")
+      .json()
       .rest_to("flight-recorder");
   return line;
 }
@@ -103,6 +112,8 @@ void info_command(const CommandLine& line) {
   if (keys + schema + flights + line.has("gemm") > 1)
     throw UsageError(
         "--gemm, --keys, --schema and --flight-recorder are different questions; ask one at a time");
+  if (line.has("json") && (keys || schema || flights))
+    throw UsageError("--json is of the facts about this machine: --schema is JSON, and --keys is not");
   if (flights) {
     std::fputs(flight_report(line.all("flight-recorder")).c_str(), stdout);
     return;
@@ -130,6 +141,11 @@ void info_command(const CommandLine& line) {
   if (line.has("gemm")) {
     facts.emplace_back("fp32 GEMM", rate_text(DType::f32));
     facts.emplace_back("bf16 GEMM", rate_text(DType::bf16));
+  }
+  if (line.has("json")) {
+    nlohmann::ordered_json object;
+    for (const auto& [name, value] : facts) object[json_key(name)] = value;
+    return print_json(object);
   }
   for (const auto& [name, value] : facts) std::printf("%-17s%s\n", name, value.c_str());
 }

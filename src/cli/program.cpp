@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstring>
 #include <new>
+#include <optional>
 #include <sstream>
 #include <system_error>
 
@@ -49,7 +50,7 @@ constexpr Command commands[] = {
 };
 
 /// Names and summaries, a line each.
-std::string listed(std::span<const Command> commands) {
+std::string list_of(std::span<const Command> commands) {
   std::string text;
   for (const Command& command : commands) {
     std::string name = command.name;
@@ -61,44 +62,55 @@ std::string listed(std::span<const Command> commands) {
 
 std::string overview() {
   return cat("Sherd ", version(), ": trains transformers sharded over ranks.\n\nusage: sherd COMMAND ...\n\n",
-             listed(commands), "\n'sherd COMMAND --help' lists a command's options.\n");
+             list_of(commands), "\n'sherd COMMAND --help' lists a command's options.\n");
 }
 
 std::string overview_of(const Command& group) {
   const CommandLine line = group.line();
   return cat(line.summary(), "\n\nusage: sherd ", group.name, ' ', line.synopsis(), "\n\n",
-             listed(group.commands()), "\n'sherd ", group.name, " NAME --help' lists the options.\n");
+             list_of(group.commands()), "\n'sherd ", group.name, " NAME --help' lists the options.\n");
 }
 
-void print(const std::string& text) {
-  std::fputs(text.c_str(), stdout);
-}
-
-const Command* find(std::span<const Command> commands, const std::string& name) {
+const Command* find_command(std::span<const Command> commands, const std::string& name) {
   const auto found =
       std::find_if(commands.begin(), commands.end(), [&](const Command& each) { return name == each.name; });
   return found == commands.end() ? nullptr : &*found;
 }
 
-std::vector<std::string> names_of(std::span<const Command> commands) {
+std::vector<std::string> command_names(std::span<const Command> commands) {
   std::vector<std::string> out;
   for (const Command& command : commands) out.emplace_back(command.name);
   return out;
 }
 
-void run(const Command& command, const Arguments& arguments) {
+/// While one lives, the log keeps lines of `least` and above.
+class LogKeeps {
+ public:
+  explicit LogKeeps(LogLevel least) : before_(set_log_level(least)) {}
+  ~LogKeeps() { set_log_level(before_); }
+  LogKeeps(const LogKeeps&) = delete;
+  LogKeeps& operator=(const LogKeeps&) = delete;
+
+ private:
+  LogLevel before_;
+};
+
+void run_command(const Command& command, const Arguments& arguments) {
   CommandLine line = command.line();
-  if (line.parse(arguments)) command.run(line);
+  if (!line.parse(arguments)) return;
+  std::optional<LogKeeps> quiet;
+  if (line.has("quiet")) quiet.emplace(LogLevel::warning);
+  command.run(line);
 }
 
 /// Runs the command of a group that the arguments begin with.
-void run_of(const Command& group, const Arguments& arguments) {
+void run_of_group(const Command& group, const Arguments& arguments) {
   const std::string help = cat("See 'sherd ", group.name, " --help'");
-  const std::vector<std::string> names = names_of(group.commands());
+  const std::vector<std::string> names = command_names(group.commands());
   if (arguments.empty()) throw UsageError(cat(group.name, " what? ", suggest("", names), ' ', help));
-  if (arguments[0] == "--help" || arguments[0] == "-h") return print(overview_of(group));
-  if (const Command* command = find(group.commands(), arguments[0]))
-    return run(*command, {arguments.begin() + 1, arguments.end()});
+  if (arguments[0] == "--help" || arguments[0] == "-h") return print_text(overview_of(group));
+  if (const Command* command = find_command(group.commands(), arguments[0]))
+    return run_command(*command, {arguments.begin() + 1, arguments.end()});
   throw UsageError(cat("unknown ", group.name, " '", excerpt(arguments[0]), "'; ",
                        suggest(arguments[0], names), ' ', help));
 }
@@ -109,17 +121,17 @@ void call(const Arguments& arguments) {
     throw Finding{wrong_use};
   }
   const std::string& name = arguments[0];
-  if (name == "--help" || name == "-h" || name == "help") return print(overview());
-  if (name == "--version") return print(cat("sherd ", version(), "\n"));
-  if (const Command* command = find(commands, name)) {
+  if (name == "--help" || name == "-h" || name == "help") return print_text(overview());
+  if (name == "--version") return print_text(cat("sherd ", version(), "\n"));
+  if (const Command* command = find_command(commands, name)) {
     const Arguments rest(arguments.begin() + 1, arguments.end());
-    return command->commands ? run_of(*command, rest) : run(*command, rest);
+    return command->commands ? run_of_group(*command, rest) : run_command(*command, rest);
   }
   if (name.starts_with("-"))
     throw UsageError(
         cat("'", excerpt(name),
             "' is an option, and a command comes first, as in 'sherd train --config F'. See 'sherd --help'"));
-  throw UsageError(cat("unknown command '", excerpt(name), "'; ", suggest(name, names_of(commands)),
+  throw UsageError(cat("unknown command '", excerpt(name), "'; ", suggest(name, command_names(commands)),
                        " See 'sherd --help'"));
 }
 
@@ -173,6 +185,10 @@ int with_output_written(int code) {
 
 std::span<const Command> all_commands() {
   return commands;
+}
+
+void print_text(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
 }
 
 void prepare_process() {

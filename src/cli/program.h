@@ -56,13 +56,22 @@ void prepare_process();
 /// …": one line, or one for each problem of a configuration.
 int run_program(const Arguments& arguments);
 
+/// Prints a command's results on stdout.
+void print_text(const std::string& text);
+/// Prints them as --json asks for: an nlohmann::ordered_json.
+template <class Json>
+void print_json(const Json& results) {
+  print_text(results.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+}
+
 /// A command: its options are declared apart from what it does, for help, manual pages and completion, too.
 struct Command {
   const char* name;
-  const char* summary;                               ///< a line of the overview
-  CommandLine (*line)();                             ///< declares its options
-  void (*run)(const CommandLine& line) = nullptr;    ///< throws UsageError or Error
-  std::span<const Command> (*commands)() = nullptr;  ///< those of a group ("bench"), which does not run
+  const char* summary;                             ///< a line of the overview
+  CommandLine (*line)();                           ///< declares its options
+  void (*run)(const CommandLine& line) = nullptr;  ///< throws UsageError or Error
+  /// The commands of a group ("bench"), which does not run itself.
+  std::span<const Command> (*commands)() = nullptr;
 };
 /// All commands, in the overview's order.
 std::span<const Command> all_commands();

@@ -205,7 +205,7 @@ CommandLine train_line() {
       "SIGUSR1 (srun --signal=USR1@60) stop it after a step, saved and reported as at its end, "
       "with exit code 130, 143, 129 and 138.",
       "--config F... [--ranks N] [--set a.b.c=V]... [--steps N] [--metrics F.jsonl] [--metrics-port P] "
-      "[--plot F.svg] [--trace F.json] [--resume | --resume-or-start]");
+      "[--plot F.svg] [--trace F.json] [--resume | --resume-or-start] [--json]");
   line.list("config", "F", "DeepSpeed-style JSON; later files add sections and override keys")
       .value("ranks", "N",
              "local ranks in this process, by default 1; mpirun, srun and torchrun bring their own")
@@ -224,6 +224,7 @@ CommandLine train_line() {
       .flag("resume-or-start",
             "as --resume where there is a checkpoint, else begin: one command for every start")
       .value("tag", "TAG", "with --resume: from this checkpoint instead of the latest")
+      .json()
       .rest_to("config");
   return line;
 }
@@ -249,7 +250,7 @@ void train_command(const CommandLine& line) {
   TrainRequest request;
   if (line.has("fp8-report")) {
     request.fp8_report = line.integer("fp8-report", 1, 1000);
-    for (const char* output : {"metrics", "metrics-port", "metrics-textfile", "plot", "trace"})
+    for (const char* output : {"metrics", "metrics-port", "metrics-textfile", "plot", "trace", "json"})
       if (line.has(output))
         throw UsageError(cat("--", output, " tells of training, and --fp8-report does not train"));
     files.overrides.insert(files.overrides.end(), {"fp8.enabled=true", "fp8.gather=false"});
@@ -266,6 +267,7 @@ void train_command(const CommandLine& line) {
   request.resume = line.has("resume");
   request.resume_or_start = line.has("resume-or-start");
   request.resume_tag = line.text("tag");
+  request.json = line.has("json");
   int signal = 0;
   files.in_their_words([&] { signal = train(std::move(request)); });
   if (signal != 0) throw Finding{stopped_by(signal)};

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 
 #include "base/files.h"
 #include "base/log.h"
 #include "base/text/excerpt.h"
+#include "cli/program.h"
 #include "comm/gather.h"
 #include "device/accelerator.h"
 #include "engine/report/fp8_report.h"
@@ -22,6 +24,11 @@ std::string route_shown(const tensor::AttentionRoutes& attention) {
   if (attention.by_library == 0) return "by Sherd's own kernels (see docs/gpu.md)";
   return cat("by cuDNN, and ", attention.by_own, " of ", attention.by_library + attention.by_own,
              " calls by Sherd's own kernels (see docs/gpu.md)");
+}
+
+double median_of(std::vector<double> seconds) {
+  std::sort(seconds.begin(), seconds.end());
+  return seconds[seconds.size() / 2];
 }
 
 }  // namespace
@@ -181,15 +188,36 @@ void TrainRun::report_trace() {
   const std::vector<engine::TraceTotals> all =
       comm::gather_records(dist_->world(), trace_->totals(), "totals of the trace");
   engine::write_trace(*dist_, *trace_, request_.trace);
-  if (speaks())
+  if (speaks() && !request_.json)
     std::printf("\n%s",
                 engine::trace_table(all, engine().groups().grid().size(comm::Axis::pipeline)).c_str());
+}
+
+void TrainRun::report_json(const std::vector<engine::MemoryReport>& all) const {
+  const Trainer::Totals& totals = trainer_->totals();
+  nlohmann::ordered_json out{{"step", engine().global_steps()}, {"ranks", dist_->world_size()}};
+  if (!totals.step_seconds.empty()) {
+    const double median = median_of(totals.step_seconds);
+    out.update({{"loss", engine().last_step().loss},
+                {"median_step_ms", median * 1e3},
+                {"tokens_per_s", static_cast<double>(totals.units) /
+                                     static_cast<double>(totals.step_seconds.size()) / median}});
+  }
+  if (const std::optional<double>& loss = trainer_->validation_loss()) out["val_loss"] = *loss;
+  out["skipped_steps"] = engine().skipped_steps();
+  for (std::size_t tier = 0; tier < device::tier_count; ++tier) {
+    std::uint64_t most = 0;
+    for (const engine::MemoryReport& rank : all) most = std::max(most, rank.tiers[tier].total_peak);
+    out["peak_bytes"][std::string(device::name_of(static_cast<device::Tier>(tier)))] = most;
+  }
+  print_json(out);
 }
 
 void TrainRun::report() const {
   const engine::MemoryReport mine = engine::MemoryReport::of(engine().device());
   const std::vector<engine::MemoryReport> all = comm::gather_records(dist_->world(), mine, "memory report");
   if (!speaks()) return;
+  if (request_.json) return report_json(all);
   const Trainer::Totals& totals = trainer_->totals();
   const auto steps = static_cast<std::int64_t>(totals.step_seconds.size());
   std::printf("\n%s", engine::memory_table(all).c_str());
@@ -200,9 +228,7 @@ void TrainRun::report() const {
   if (const std::string ranks = trainer_->ranks_table(); !ranks.empty()) std::printf("\n%s", ranks.c_str());
   if (steps > 0 && all.size() > 1) std::printf("\n%s", engine::traffic_table(totals.traffic, steps).c_str());
   if (steps > 0) {
-    std::vector<double> seconds = totals.step_seconds;
-    std::sort(seconds.begin(), seconds.end());
-    const double median = seconds[seconds.size() / 2];
+    const double median = median_of(totals.step_seconds);
     const std::optional<double>& val_loss = trainer_->validation_loss();
     const std::int64_t skipped = engine().skipped_steps();
     std::printf("\nstep %lld: loss %.4f%s%s; median step %.1f ms, %.0f tokens/s\n",

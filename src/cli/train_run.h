@@ -29,6 +29,7 @@ struct TrainRequest {
   bool resume = false;           ///< from training.save_dir's latest checkpoint
   std::string resume_tag;        ///< another tag
   bool resume_or_start = false;  ///< `resume` where there is a checkpoint; train() finds out
+  bool json = false;             ///< what is reported is one JSON object
 };
 
 /// One rank's training run: data, engine, a Trainer, and what is told of it before and after. Rank 0 speaks.
@@ -53,6 +54,7 @@ class TrainRun {
   void announce() const;
   std::optional<double> mfu(double tokens_per_second);
   void report() const;
+  void report_json(const std::vector<engine::MemoryReport>& all) const;
   void report_trace();
   void report_fp8();
 

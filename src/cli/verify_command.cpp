@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "base/log.h"
 #include "base/text/excerpt.h"
@@ -21,6 +22,7 @@ struct VerifyRequest {
   std::optional<std::int64_t> step;
   int ranks = 0;  ///< 0: as many as saved, or the launcher's
   std::vector<std::string> overrides;
+  nlohmann::ordered_json* json = nullptr;  ///< where rank 0 puts what was found; null: it is printed as text
 };
 
 /// All that is to be replayed, read before ranks begin.
@@ -28,6 +30,7 @@ struct VerifyPlan {
   engine::RecordedSteps record;
   std::vector<std::string> notes, unread;
   std::vector<Replay> replays;
+  nlohmann::ordered_json* json = nullptr;  ///< the request's
 };
 
 /// How far all replays agree.
@@ -62,8 +65,11 @@ VerifyPlan plan_of(const VerifyRequest& request) {
   // A run that goes on may have made further steps, whose lines come before their checkpoint.
   plan.record = engine::RecordedSteps::read(request.run);
   const int ranks = under_launcher() && comm::launched_ranks() > 0 ? comm::launched_ranks() : request.ranks;
-  for (const Interval& interval : course.intervals)
+  plan.json = request.json;
+  for (const Interval& interval : course.intervals) {
     plan.replays.push_back(prepare_replay(interval, plan.record, ranks, request.overrides));
+    plan.replays.back().announced = !plan.json;
+  }
   return plan;
 }
 
@@ -151,16 +157,50 @@ Agreement judge(const Replay& replay, const ReplayReport& report) {
   return near ? std::max(least, Agreement::near) : Agreement::apart;
 }
 
+const char* name_of(Agreement agreement) {
+  constexpr const char* names[] = {"equal", "near", "unchecked", "apart", "differs"};
+  return names[static_cast<std::size_t>(agreement)];
+}
+
+nlohmann::ordered_json json_of(const Replay& replay, const ReplayReport& report, Agreement agreement) {
+  nlohmann::ordered_json out{{"interval", replay.interval.text()}, {"agreement", name_of(agreement)}};
+  if (!report.unread.empty()) return out["unread"] = report.unread, out;
+  const engine::Comparison& states = report.states;
+  out.update({{"steps", report.steps},
+              {"compared_steps", report.compared_steps},
+              {"tensors", states.tensors},
+              {"differing_tensors", states.differing_tensors},
+              {"elements", states.elements},
+              {"differing_elements", states.differing_elements},
+              {"not_promised", report.missing},
+              {"lost_steps", report.lost},
+              {"others", states.others}});
+  if (!report.data.empty()) out["data"] = report.data;
+  if (const auto& step = report.step)
+    out["first_step"] = {
+        {"step", step->step}, {"what", step->what}, {"recorded", step->recorded}, {"here", step->here}};
+  if (const auto& first = states.first)
+    out["first_tensor"] = {{"name", first->name}, {"element", first->first}, {"ulps", first->ulps}};
+  return out;
+}
+
 /// Replays an interval on this rank, and returns what rank 0 judges.
 Verdict verify_interval(const DistributedPtr& dist, const VerifyPlan& plan, const Replay& replay,
                         const std::shared_ptr<const engine::TokenData>& data) {
   const ReplayReport report = run_replay(dist, replay, plan.record, data);
   const Verdict mine{judge(replay, report), report.unread.empty()};
-  if (dist->rank() == 0) print_report(replay, report);
+  if (dist->rank() == 0 && plan.json)
+    (*plan.json)["intervals"].push_back(json_of(replay, report, mine.agreement));
+  else if (dist->rank() == 0)
+    print_report(replay, report);
   return comm::gather_records(dist->world(), mine, "verdict")[0];
 }
 
 void print_notes(const VerifyPlan& plan) {
+  if (plan.json) {
+    (*plan.json)["notes"] = plan.notes, (*plan.json)["unread"] = plan.unread;
+    return;
+  }
   for (const auto* lines : {&plan.notes, &plan.unread})
     for (const std::string& line : *lines) std::printf("%s\n", line.c_str());
   if (plan.record.starts.empty())
@@ -188,7 +228,11 @@ const char* text_of(const Verdict& verdict) {
   }
 }
 
-void print_verdict(const Verdict& verdict) {
+void print_verdict(const Verdict& verdict, nlohmann::ordered_json* json) {
+  if (json) {
+    (*json)["agreement"] = name_of(verdict.agreement), (*json)["compared"] = verdict.compared;
+    return print_json(*json);
+  }
   std::printf("%s\n", text_of(verdict));
   std::fflush(stdout);
 }
@@ -214,7 +258,7 @@ Verdict verify_here(const VerifyPlan& plan) {
                  {.timeout_seconds = replay.config.parallel.timeout_seconds});
     all.add(found);
   }
-  print_verdict(all);
+  print_verdict(all, plan.json);
   return all;
 }
 
@@ -242,7 +286,7 @@ Verdict verify_launched(const VerifyPlan& plan, const DistributedPtr& dist) {
     });
     all.add(verify_interval(dist, plan, replay, data));
   }
-  if (dist->rank() == 0) print_verdict(all);
+  if (dist->rank() == 0) print_verdict(all, plan.json);
   dist->world().barrier({.label = "end of verification", .scalar = true});
   return all;
 }
@@ -279,7 +323,7 @@ CommandLine verify_line() {
       "where docs/guarantees.md promises that. Writes nothing into the run's folder, in which a "
       "run may be under way. Ends with exit code 5 where the run does not agree, or not all of it can be "
       "checked.",
-      "RUN [--step K] [--ranks N] [--set a.b.c=V]...");
+      "RUN [--step K] [--ranks N] [--set a.b.c=V]... [--json]");
   line.list("run", "RUN", "the run's folder, its training.save_dir (or without the option's name)")
       .value("step", "K", "only the steps that end at the checkpoint of step K; by default all there are")
       .value("ranks", "N",
@@ -287,6 +331,7 @@ CommandLine verify_line() {
              "their own")
       .list("set", "a.b.c=V",
             "override a key of the machine or the layout, as data.path=PREFIX; not what is trained")
+      .json()
       .rest_to("run");
   return line;
 }
@@ -298,6 +343,8 @@ void verify_command(const CommandLine& line) {
   if (line.has("step")) request.step = line.integer("step", 1);
   if (line.has("ranks")) request.ranks = static_cast<int>(line.integer("ranks", 1, 1024));
   request.overrides = line.all("set");
+  nlohmann::ordered_json results{{"run", request.run.string()}};
+  if (line.has("json")) request.json = &results;
   if (verify_run(request).agreement >= Agreement::unchecked) throw Finding{does_not_agree};
 }
 

@@ -18,7 +18,8 @@
 #include <utility>
 #include <vector>
 
-#include "engine/report/terminal.h"
+#include "base/log.h"
+#include "base/terminal.h"
 
 namespace sherd::engine {
 namespace {
@@ -59,6 +60,7 @@ void take_stop(int signal) {
   if (first_came[kind].compare_exchange_strong(first, now)) {
     came = signal;
     const char* message = told;
+    if (*message) wipe_status_line();
     [[maybe_unused]] const ssize_t ignored = ::write(STDERR_FILENO, message, std::strlen(message));
   } else if (now - first >= one_request_ms) {
     end_by_signal(signal);
@@ -152,7 +154,7 @@ void begin(const char* message) {
   [[maybe_unused]] static const int registered = ::pthread_atfork(before_fork, in_parent, in_child);
   came = 0;
   for (auto& first : first_came) first = 0;
-  told = message;
+  told = logs(LogLevel::info) ? message : "";
   sigset_t blocked;
   ::pthread_sigmask(SIG_BLOCK, nullptr, &blocked);
   ::sigemptyset(&taken);

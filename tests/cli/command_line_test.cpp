@@ -83,7 +83,7 @@ TEST(CommandLine, MistakesAreNamed) {
   expect_usage_error({"--stesp", "3"}, "unknown option '--stesp'; did you mean '--steps'? See");
   expect_usage_error(
       {"--bogus"},
-      "unknown option '--bogus'; known are --config, --steps, --lr, --resume, --set, --help. See");
+      "unknown option '--bogus'; known are --config, --steps, --lr, --resume, --set, --quiet, --help. See");
   expect_usage_error({"--stesp=3"}, "unknown option '--stesp'; did you mean '--steps'?");
   expect_usage_error({"-confg", "x"},
                      "unknown option '-confg'; options have two dashes: did you mean '--config'?");
@@ -109,6 +109,14 @@ TEST(CommandLine, ValuesMayBeginWithADash) {
   expect_usage_error({"--set", "-x", "--resume", "-y"}, "y");
 }
 
+TEST(CommandLine, AProgramMayFollow) {
+  CommandLine line = example();
+  line.program_follows();
+  ASSERT_TRUE(line.parse({"--steps", "3", "--", "program", "--steps", "--", "x"}));
+  EXPECT_EQ(line.integer("steps", 1), 3);
+  EXPECT_THAT(line.program(), ElementsAre("program", "--steps", "--", "x"));
+}
+
 TEST(CommandLine, HelpListsEveryOption) {
   CommandLine line = example();
   CaptureStdout();
@@ -116,7 +124,7 @@ TEST(CommandLine, HelpListsEveryOption) {
   const std::string help = GetCapturedStdout();
   EXPECT_FALSE(run);
   for (const char* option :
-       {"--config F", "--steps N", "--lr X", "--resume", "--set A=B", "-h, --help", "default: 7"})
+       {"--config F", "--steps N", "--lr X", "--resume", "--set A=B", "--quiet", "-h, --help", "default: 7"})
     EXPECT_THAT(help, HasSubstr(option));
 }
 

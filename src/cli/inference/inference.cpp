@@ -144,13 +144,12 @@ void add_inference_options(CommandLine& line) {
           "adapter", "DIR",
           "with this adapter, of PEFT, of AdapterHub or of a run's checkpoints, in place of its own, if any")
       .value("task", "NAME", "with this task's prompt, where training.adapter.tasks names several")
-      .value("device", "T", "auto, cpu or cuda; not given: what the run's device.type says")
+      .value("device", "auto|cpu|cuda", "where it runs; not given: what the run's device.type says")
       .value("offload", "cpu|nvme", "keep the weights there and bring them to the device block by block")
       .value("nvme-path", "DIR", "a folder on the drive for --offload nvme")
       .value(
-          "base-format", "F",
-          "keep the linear layers' weights as nf4, nf4_double, fp4, fp4_double, int8, fp8, mxfp4 or bf16, or "
-          "as the model computes (compute); not given: as the run did")
+          "base-format", "nf4|nf4_double|fp4|fp4_double|int8|fp8|mxfp4|bf16|compute",
+          "keep the linear layers' weights so, or as the model computes (compute); not given: as the run did")
       .value("device-memory", "SIZE", "an error rather than more device memory than this, as 512MiB; 0: any",
              "0")
       .value("ranks", "N", "ranks in all; those beyond tensor x pipeline each keep a share of the weights")

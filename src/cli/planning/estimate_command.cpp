@@ -97,7 +97,7 @@ CommandLine estimate_line() {
              "replica have the same totals)")
       .value("machine", "FILE",
              "rates by which a step and the cheapest change are priced ('sherd plan' takes the same)")
-      .flag("json", "print one JSON object, bytes as numbers")
+      .json()
       .rest_to("config");
   return line;
 }

@@ -61,7 +61,7 @@ CommandLine plan_line() {
       "--config F... [--set a.b.c=V]... --machine FILE [--nodes M] [--gpus N] [--goal G] [--global-batch N] "
       "[--tokens N] [--top K] [--output FILE] [--as-is] [--json]; or --generate "
       "[--batch-sizes N,...] [--prompt-tokens N] [--max-tokens N]");
-  PlanRequest::declare(line, "10", "time, tokens_per_day, memory or fewest_gpus");
+  PlanRequest::declare(line, "10", "time|tokens_per_day|memory|fewest_gpus");
   line.value("tokens", "N", "tells days and GPU-hours for so many tokens, as 300G")
       .value("output", "FILE", "writes the best as a configuration that 'sherd train' takes")
       .flag("as-is", "tells the time of the configuration as it is, and searches nothing")
@@ -70,7 +70,7 @@ CommandLine plan_line() {
       .value("batch-sizes", "N,...", "with --generate: texts that are continued together", "1,4,16,64")
       .value("prompt-tokens", "N", "with --generate: of each text", "512")
       .value("max-tokens", "N", "with --generate: that follow each", "128")
-      .flag("json", "print one JSON object");
+      .json();
   return line;
 }
 

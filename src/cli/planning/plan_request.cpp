@@ -28,7 +28,7 @@ void PlanRequest::declare(CommandLine& line, const std::string& top, const std::
       .value("machine", "FILE", "the machine's rates (configs/machines/, or 'sherd bench machine')")
       .value("nodes", "M", "machines, all of whose places are taken (with --goal fewest_gpus at most)", "1")
       .value("gpus", "N", "ranks on each; by default as many as a machine has place for")
-      .value("goal", "G", goals, "time")
+      .value("goal", goals, "what counts", "time")
       .value("global-batch", "N", "sequences of a step, whatever train_batch_size says")
       .value("top", "K", "how many layouts", top)
       .rest_to("config");

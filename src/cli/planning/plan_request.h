@@ -17,7 +17,7 @@ struct PlanRequest {
   planning::SearchOptions options;
 
   /// Declares the options of both commands; `top` is how many layouts are wanted unless --top says, `goals`
-  /// what --goal may be.
+  /// what --goal may be: "time|memory".
   static void declare(CommandLine& line, const std::string& top, const std::string& goals);
   /// Reads them for `command`. Throws UsageError, and what reading the machine's file throws.
   static PlanRequest of(const CommandLine& line, const std::string& command);

@@ -242,7 +242,7 @@ CommandLine tune_line() {
       "--config F... [--set a.b.c=V]... --machine FILE [--launcher WORDS] [--nodes M] [--gpus N] [--top K] "
       "[--steps N] [--minutes M] [--trial-minutes M] [--dir DIR] [--again] [--goal G] [--global-batch N] "
       "[--json]");
-  PlanRequest::declare(line, "8", "time or tokens_per_day");
+  PlanRequest::declare(line, "8", "time|tokens_per_day");
   line.value(
           "launcher", "WORDS",
           "starts the ranks of a trial, as \"mpirun -n 16 --hostfile hosts\"; without one they are threads "
@@ -252,7 +252,7 @@ CommandLine tune_line() {
       .value("trial-minutes", "M", "ends a trial that takes longer", "10")
       .value("dir", "DIR", "folder for what was found, and each trial's files", "tune")
       .flag("again", "tries again what earlier calls have measured in the folder")
-      .flag("json", "print one JSON object");
+      .json();
   return line;
 }
 

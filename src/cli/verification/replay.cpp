@@ -230,7 +230,7 @@ ReplayReport replay_steps(const DistributedPtr& dist, const Replay& replay, cons
   const engine::RunFacts facts = engine::RunFacts::of(engine);
   report.missing = all_missing(replay, record, facts);
   const bool to_rounding = hear_of_others(*dist, report.missing);
-  if (dist->rank() == 0) announce_replay(replay, report, facts);
+  if (dist->rank() == 0 && replay.announced) announce_replay(replay, report, facts);
   if (setup.preferences()) setup.preferences()->write_nothing();
   if (interval.from.empty()) {
     setup.begin();

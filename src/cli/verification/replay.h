@@ -24,6 +24,7 @@ struct Replay {
   config::Config config;      ///< as reparse({}) gives it: that one, on the ranks and the machine here
   planning::Reparse reparse;
   int ranks = 1;
+  bool announced = true;  ///< rank 0 prints what is promised, before it begins
 };
 
 /// Reads what the interval takes. `ranks`: 0 for as many as saved. `overrides`: of keys that decide about no
@@ -61,9 +62,8 @@ struct ReplayReport {
 };
 
 /// Trains the steps of the interval again and compares them, and what they end with, with what was saved.
-/// Writes nothing into the run's folder. Rank 0 prints what is promised before it begins. Collective. A
-/// checkpoint that is damaged is the report's `unread`; for one that was removed meanwhile this throws
-/// Error{io}.
+/// Writes nothing into the run's folder. Collective. A checkpoint that is damaged is the report's `unread`;
+/// for one that was removed meanwhile this throws Error{io}.
 ReplayReport run_replay(const DistributedPtr& dist, const Replay& replay, const engine::RecordedSteps& record,
                         const std::shared_ptr<const engine::TokenData>& data);
 

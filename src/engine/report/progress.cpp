@@ -9,19 +9,15 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "engine/report/report.h"
-#include "engine/report/terminal.h"
 
 namespace sherd::engine {
 namespace {
 
-double share_of(const ProgressState& state) {
-  if (state.total_steps <= 0) return 0;
-  return std::clamp(static_cast<double>(state.step) / static_cast<double>(state.total_steps), 0.0, 1.0);
-}
-
-std::string bar(double share, int width, bool unicode) {
-  if (!unicode) {
+std::string bar(double share, int width, BarStyle style) {
+  if (style.colour) return cyan + bar(share, width, {style.unicode, false}) + plain;
+  if (!style.unicode) {
     const int full = static_cast<int>(share * (width - 2));
     return '[' + std::string(static_cast<std::size_t>(full), '#') +
            std::string(static_cast<std::size_t>(width - 2 - full), '.') + ']';
@@ -40,6 +36,13 @@ std::string bar(double share, int width, bool unicode) {
 struct Field {
   int rank;
   std::string text;
+};
+
+/// What stands on a line.
+struct Line {
+  std::string counter;
+  double done = 0, total = 0;  ///< total 0: there is no bar
+  std::vector<Field> fields;
 };
 
 std::vector<Field> fields_of(const ProgressState& state) {
@@ -65,19 +68,16 @@ bool locale_is_utf8() {
   return false;
 }
 
-constexpr char clear_line[] = "\r\x1b[K";
-}  // namespace
-
-std::string format_bar(const ProgressState& state, int width, bool unicode) {
+/// As much of it as fits.
+std::string fitted(const Line& whole, int width, BarStyle style) {
   constexpr int shortest_bar = 10, longest_bar = 40;
-  const std::string counter = cat(state.title, state.step, '/', state.total_steps);
-  const double share = share_of(state);
-  const std::string percent = printed(" %3.0f%%", std::floor(share * 100));
-  const int fixed = static_cast<int>(counter.size() + percent.size());
-  std::vector<Field> fields = fields_of(state);
+  const double share = whole.total > 0 ? std::clamp(whole.done / whole.total, 0.0, 1.0) : 0;
+  const std::string percent = whole.total > 0 ? printed(" %3.0f%%", std::floor(share * 100)) : "";
+  const int fixed = static_cast<int>(whole.counter.size() + percent.size());
+  std::vector<Field> fields = whole.fields;
   // The bar matters more than validation loss and MFU, and less than the rest.
   constexpr int bar_rank = 3;
-  bool with_bar = true;
+  bool with_bar = whole.total > 0;
   const auto room = [&] { return width - fixed - length_of(fields); };
   while (room() < (with_bar ? shortest_bar + 1 : 0)) {
     const auto least = std::max_element(fields.begin(), fields.end(),
@@ -89,13 +89,42 @@ std::string format_bar(const ProgressState& state, int width, bool unicode) {
     else
       break;
   }
-  std::string line = counter;
-  if (with_bar) line += ' ' + bar(share, std::min(longest_bar, room() - 1), unicode);
+  std::string line = whole.counter;
+  if (with_bar) line += ' ' + bar(share, std::min(longest_bar, room() - 1), style);
   line += percent;
   for (const Field& field : fields) line += "  " + field.text;
   if (room() < 0)
     line.resize(static_cast<std::size_t>(std::max(0, width)));  // a very narrow window: all ASCII by now
   return line;
+}
+
+}  // namespace
+
+BarStyle BarStyle::of(int descriptor) {
+  return {locale_is_utf8(), shows_colours(descriptor)};
+}
+
+std::string format_bar(const ProgressState& state, int width, BarStyle style) {
+  const auto step = static_cast<double>(state.step), steps = static_cast<double>(state.total_steps);
+  return fitted({cat(state.title, state.step, '/', state.total_steps), step, steps, fields_of(state)}, width,
+                style);
+}
+
+std::string format_work(const WorkState& state, int width, BarStyle style) {
+  const auto amount = [&](double value) {
+    if (state.unit.empty()) return human_bytes(static_cast<std::uint64_t>(value));
+    return value < 1e5 ? printed("%.0f", value) : human_count(value);
+  };
+  Line line{cat(state.title, ": ", amount(state.done)), state.done, state.total, {}};
+  if (state.total > 0) line.counter += cat(" of ", amount(state.total));
+  if (!state.unit.empty()) line.counter += cat(' ', state.unit);
+  if (!state.more.empty()) line.fields.push_back({4, state.more});
+  if (const double rate = state.seconds > 0 ? state.done / state.seconds : 0; rate > 0) {
+    line.fields.push_back({3, state.unit.empty() ? amount(rate) + "/s" : human_count(rate) + " /s"});
+    if (state.total > state.done)
+      line.fields.push_back({2, "ETA " + human_seconds((state.total - state.done) / rate)});
+  }
+  return fitted(line, width, style);
 }
 
 std::string format_plain(const ProgressState& state) {
@@ -118,13 +147,13 @@ Progress::Progress(int descriptor, std::int64_t total_steps, std::int64_t every)
       total_steps_(total_steps),
       every_(std::max<std::int64_t>(1, every)),
       terminal_(is_terminal(descriptor)),
-      unicode_(locale_is_utf8()) {}
+      style_(BarStyle::of(descriptor)),
+      line_(descriptor) {}
 
 Progress::~Progress() {
   try {
     finish();
-  } catch (...) {
-    show_cursor();
+  } catch (...) {  // the line goes, and is not drawn again
   }
 }
 
@@ -142,43 +171,29 @@ double Progress::seconds_left(std::int64_t step) {
 }
 
 void Progress::update(ProgressState state, bool evaluated) {
+  if (!logs(LogLevel::info)) return;
   state.total_steps = total_steps_;
   const double left = seconds_left(state.step);
   if (state.seconds_left < 0) state.seconds_left = left;
   state_ = state;
-  if (!terminal_) {
-    if (!evaluated)
-      state.val_loss.reset(), state.metrics.clear();  // an old figure on a new line of a log misleads
-    if (evaluated || state.step % every_ == 0 || state.step == total_steps_) put(format_plain(state) + '\n');
-    return;
-  }
-  if (!drawn_ || Clock::now() - last_draw_ >= std::chrono::milliseconds(100)) draw();
-}
-
-void Progress::draw() {
-  std::string text;
-  if (!drawn_) text = hide_cursor(descriptor_);
-  // One column less than there are: a full line makes some terminals wrap.
-  text += clear_line + format_bar(state_, terminal_width(descriptor_) - 1, unicode_);
-  put(text);
-  drawn_ = true, last_draw_ = Clock::now();
-}
-
-void Progress::message(const std::string& line) {
-  put((drawn_ ? clear_line : "") + line + '\n');
-  if (drawn_) draw();
+  if (terminal_) return line_.show([this](int columns) { return format_bar(state_, columns, style_); });
+  if (!evaluated)
+    state.val_loss.reset(), state.metrics.clear();  // an old figure on a new line of a log misleads
+  if (!evaluated && state.step % every_ != 0 && state.step != total_steps_) return;
+  write_terminal(descriptor_, format_plain(state) + '\n');  // one that is gone must not end hours of training
 }
 
 void Progress::finish() {
-  if (!drawn_) return;
-  draw();
-  put('\n' + show_cursor());
-  drawn_ = false;
+  line_.leave([this](int columns) { return format_bar(state_, columns, style_); });
 }
 
-// A terminal that is gone must not end hours of training.
-void Progress::put(const std::string& text) {
-  write_terminal(descriptor_, text);
+void WorkBar::show(WorkState state) {
+  line_.show([&](int columns) {
+    const auto now = std::chrono::steady_clock::now();
+    if (title_ != state.title) title_ = state.title, begun_ = now;
+    state.seconds = std::chrono::duration<double>(now - begun_).count();
+    return format_work(state, columns, style_);
+  });
 }
 
 }  // namespace sherd::engine

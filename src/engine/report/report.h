@@ -19,7 +19,7 @@
 //   monitor.h        TensorBoard and CSV: what they are told; log_files.h: on disk, in lines that survive a
 //                    crash
 //   trace.h          what --trace records; trace_table.cpp: the table at the end
-//   progress.h       the line on a terminal; terminal.h: how it is drawn and removed
+//   progress.h       the line on a terminal; base/terminal.h: how it is drawn and removed
 //   rank_times.h     how long each rank computes and waits, and who is slow
 //   flight_file.h    a rank's last calls, written where it hangs or fails
 //   gemm_probe.h     how fast this machine multiplies, for utilisation

@@ -12,7 +12,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "engine/report/terminal.h"
+#include "base/log.h"
 #include "engine/stop_signals.h"
 #include "support/temp_folder.h"
 
@@ -46,15 +46,15 @@ int columns(const std::string& text) {
 
 TEST(FormatBar, ShowsEverythingThatFits) {
   EXPECT_EQ(
-      format_bar(example(), 100, false),
+      format_bar(example(), 100, {}),
       "120/400 [########....................]  30%  loss 4.3210  val 4.5000  12.3k tok/s  MFU 31%  ETA 2:31");
-  EXPECT_THAT(format_bar(example(), 120, true), HasSubstr("████████████░"));
+  EXPECT_THAT(format_bar(example(), 120, {.unicode = true}), HasSubstr("████████████░"));
 }
 
 TEST(FormatBar, NeverPassesTheWidthAndKeepsTheLossLongest) {
   for (int width = 0; width <= 200; ++width)
     for (const bool unicode : {false, true}) {
-      const std::string line = format_bar(example(), width, unicode);
+      const std::string line = format_bar(example(), width, {.unicode = unicode});
       EXPECT_LE(columns(line), width) << line;
       if (width >= 30) {
         EXPECT_THAT(line, HasSubstr("loss 4.3210")) << width;
@@ -70,7 +70,7 @@ TEST(FormatBar, SurvivesOddStates) {
     ProgressState state;
     state.step = step;
     state.total_steps = total;
-    return format_bar(state, 80, false);
+    return format_bar(state, 80, {});
   };
   EXPECT_THAT(bar(5, 0), HasSubstr("0%"));
   EXPECT_THAT(bar(9, 5), HasSubstr("100%"));
@@ -85,7 +85,7 @@ TEST(FormatPlain, HasEveryFigure) {
   state.lrs = {3e-4, 0.5};
   state.title = "verify: ";
   EXPECT_THAT(format_plain(state), ::testing::StartsWith("verify: step "));
-  EXPECT_THAT(format_bar(state, 100, false), ::testing::StartsWith("verify: "));
+  EXPECT_THAT(format_bar(state, 100, {}), ::testing::StartsWith("verify: "));
   EXPECT_THAT(format_plain(state), HasSubstr("  lr 3.000e-04  lrs 3.000e-04,5.000e-01  grad_norm"));
 }
 
@@ -100,17 +100,14 @@ TEST(Progress, WritesPlainLinesToLogs) {
       state.step = step;
       progress.update(state, step == 3);
     }
-    progress.message("saved");
   }
   ::close(file);
   const std::string log = read_text(folder / "log");
   EXPECT_THAT(log, Not(HasSubstr("\x1b")));
   EXPECT_THAT(log, Not(HasSubstr("\r")));
-  EXPECT_EQ(std::count(log.begin(), log.end(), '\n'),
-            5);  // steps 3 (evaluated), 4, 8, 10 (last), and the message
+  EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 4);  // steps 3 (evaluated), 4, 8, 10 (last)
   EXPECT_THAT(log, HasSubstr("step 3/10  loss 4.32100  val_loss 4.50000"));
   EXPECT_THAT(log, HasSubstr("step 4/10  loss 4.32100  lr"));
-  EXPECT_THAT(log, HasSubstr("saved\n"));
 }
 
 /// Runs `body(fd)` in a child on a pseudo-terminal 60 columns wide, and returns what it showed.
@@ -149,13 +146,13 @@ TEST(Progress, RedrawsOneLineOnATerminal) {
       ProgressState state = example();
       state.step = step;
       progress.update(state);
-      if (step == 500) progress.message("halfway");
+      if (step == 500) log_info("halfway");
     }
   });
   EXPECT_TRUE(WIFEXITED(status));
   EXPECT_EQ(count_of(shown, "\x1b[?25l"), 1);
   EXPECT_EQ(count_of(shown, "\x1b[?25h"), 1);
-  EXPECT_EQ(count_of(shown, "halfway\r\n"), 1);
+  EXPECT_EQ(count_of(shown, "\r\x1b[Ksherd: halfway\r\n"), 1);
   EXPECT_THAT(shown, HasSubstr("1000/1000"));
   EXPECT_LE(count_of(shown, "\x1b[K"), 50)
       << "a thousand quick steps were drawn more than ten times a second";

@@ -1,7 +1,7 @@
-# The umbrella target, and what `cmake --install` puts where: the program with its configurations and pages, the rooms'
-# libraries, their public headers (those that lie in a room's folder and its FOLDERS) and the package that
-# find_package(Sherd) reads. The component `program` is the executable alone, `development` what programs that use the
-# library need; all else, which names no component, is `data`.
+# The umbrella target, and what `cmake --install` puts where: the program with its manual pages, what shells complete by,
+# configurations and documents, the rooms' libraries, their public headers (those that lie in a room's folder and its
+# FOLDERS) and the package that find_package(Sherd) reads. The component `program` is the executable alone, `development`
+# what programs that use the library need; all else, which names no component, is `data`.
 get_property(rooms GLOBAL PROPERTY SHERD_ROOMS)
 list(REMOVE_ITEM rooms bench cli)  # the program's own
 
@@ -22,6 +22,21 @@ install(TARGETS sherd sherd_build_flags sherd_dnnl ${room_targets} EXPORT SherdT
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
 install(EXPORT SherdTargets NAMESPACE Sherd:: DESTINATION ${package_folder} COMPONENT development)
 install(TARGETS sherd_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT program)
+
+# The program writes its pages and scripts itself.
+set(shell_files ${PROJECT_BINARY_DIR}/shell)
+add_custom_command(
+  OUTPUT ${shell_files}/sherd.fish
+  COMMAND sherd_program man --output ${shell_files}/man
+  COMMAND sherd_program completion bash > ${shell_files}/sherd
+  COMMAND sherd_program completion zsh > ${shell_files}/_sherd
+  COMMAND sherd_program completion fish > ${shell_files}/sherd.fish
+  DEPENDS sherd_program COMMENT "Writing manual pages and completion" VERBATIM)
+add_custom_target(sherd_shell_files ALL DEPENDS ${shell_files}/sherd.fish)
+install(DIRECTORY ${shell_files}/man/ DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+install(FILES ${shell_files}/sherd DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
+install(FILES ${shell_files}/_sherd DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
+install(FILES ${shell_files}/sherd.fish DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
 
 # sherd_install_headers(FOLDER DESTINATION): the headers directly in FOLDER. They include each other as "room/x.h"
 # here; a program that uses an installed Sherd may have a folder and a header of that name, so what is installed are

@@ -47,6 +47,8 @@ constexpr Command commands[] = {
     {"plot", "draw the losses of a --metrics file as SVG", plot_line, plot_command},
     {"bench", "measure this machine and Sherd on it, part by part", bench_group, nullptr, bench_commands},
     {"info", "versions, processor, memory and features", info_line, info_command},
+    {"completion", "print a script by which a shell completes commands", completion_line, completion_command},
+    {"man", "print a manual page", man_line, man_command},
 };
 
 /// Names and summaries, a line each.

@@ -9,6 +9,7 @@
 // - sizes that do not fit, told at once: raise_sizes(), planning/fit.cpp; this machine's memory:
 //   engine/report/machine.h; plans: planning/search.h
 // - plan, tune and estimate: cli/planning; trial.h there tries a plan
+// - manual pages, and what shells complete, by the commands' declarations: cli/shell
 // - starting ranks here and on other machines: launch/supervisor.h; children.h runs the programs
 // - where weights to begin with come from (training.init_from): weights.cpp
 // - how commands find a checkpoint and run its model: inference/inference.h; chat: inference/chat.h; tasks
@@ -107,5 +108,9 @@ CommandLine export_line();
 void export_command(const CommandLine& line);
 CommandLine checkpoint_line();
 void checkpoint_command(const CommandLine& line);
+CommandLine completion_line();
+void completion_command(const CommandLine& line);
+CommandLine man_line();
+void man_command(const CommandLine& line);
 
 }  // namespace sherd::cli

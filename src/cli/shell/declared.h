@@ -1,0 +1,60 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cli/program.h"
+
+// This folder writes what a shell and `man` know of the commands, all from their declarations:
+//
+//   declared.h     the commands one by one, and what the values of their options may be
+//   completion.h   scripts for bash, zsh and fish
+//   man_page.h     manual pages
+
+namespace sherd::cli {
+
+/// A command as it is declared; a group comes before its commands.
+struct Declared {
+  const Command* command;
+  CommandLine line;
+
+  /// "bench adam"
+  const std::string& path() const { return line.command(); }
+  bool is_group() const { return command->commands != nullptr; }
+  bool is_first() const { return path() == command->name; }  ///< of no group
+};
+std::vector<Declared> declared_commands();
+
+/// What a value may be.
+struct Expected {
+  enum class Kind : std::uint8_t {
+    nothing,  ///< it is a flag
+    text,
+    file,
+    folder,
+    choice,  ///< one of `words`
+    key      ///< KEY=VALUE of the configuration; `words` is the section of the keys, or empty
+  };
+  Kind kind = Kind::text;
+  std::vector<std::string> words = {};
+  bool or_file = false;  ///< beside the choices
+};
+
+/// What a value may be, by how the help shows it: a file where it is FILE, F, F.ENDING or PREFIX, a folder
+/// where it is D, DIR, X_DIR, CKPT or RUN, one of a|b|c, whose last one may be FILE, and a key where it is
+/// a.b.c=V, or section.K=V. Of choices with a colon, as in spm:MODEL, what is behind that is left out.
+Expected expected_of(const std::string& shown);
+/// The same of values that no option takes, one by one; the last is what all further ones may be.
+std::vector<Expected> expected_rest(const CommandLine& line);
+
+/// A key that --set takes, and the words that it may be; none: it may be others.
+struct SettableKey {
+  std::string path;
+  std::vector<std::string> choices;
+};
+std::vector<SettableKey> settable_keys();
+
+/// The words with blanks between.
+std::string words_of(const std::vector<std::string>& words);
+
+}  // namespace sherd::cli

@@ -65,7 +65,7 @@ struct KernelSignature<void (Kernels::*)(P...)> {
 };
 
 /// Declares a kernel in a class derived from Kernels: SHERD_KERNELS(SHERD_DECLARE_KERNEL) declares them all.
-#define SHERD_DECLARE_KERNEL(name, family) \
+#define SHERD_DECLARE_KERNEL(name, ...) \
   typename ::sherd::tensor::KernelSignature<decltype(&::sherd::tensor::Kernels::name)>::type name;
 
 /// Per kernel a class that overrides it by a call of Self's forward().

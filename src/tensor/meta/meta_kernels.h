@@ -22,38 +22,25 @@ class MetaKernels final : public ForwardingKernels<MetaKernels> {
   template <class Kernel, class... Args>
   void forward(KernelFamily, Kernel, Args&...) {}
 
-  void matmul(const Matmul& args) override;
-  void sum_rows(const Tensor& x, const Tensor& out, bool) override;
-  void sum_axis(const Tensor& x, const AxisExtents& axis, double factor, const Tensor& out, bool) override;
-  void layer_norm_backward(const Tensor& x, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                           const Tensor&, const Tensor& dweight, const Tensor& dbias, bool, bool) override;
-  void rms_norm_backward(const Tensor& x, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                         const Tensor& dweight, bool, bool, double) override;
-  void embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor&, bool, const VocabSlice&,
-                          std::optional<DType>) override;
-  void rotary(const Tensor& qkv, const Attention& geometry, const Rotary& rotary, bool,
-              const Tensor&) override;
-  void attention(const Tensor& qkv, const Attention& geometry, const Tensor&, const Tensor&) override;
-  void attention_backward(const Tensor& qkv, const Attention& geometry, const Tensor&, const Tensor&,
-                          const Tensor&, const Tensor&) override;
-  void attention_sinks_backward(const Tensor& sinks, const Tensor& out, const Tensor& lse, const Tensor&,
-                                const Tensor&, bool) override;
-  void attend_stored(const Tensor& qkv, const Attention& geometry, const KeyStore& store, const Tensor& sinks,
-                     const Tensor& out) override;
-  void delta_rule(const Tensor& qkv, const Tensor& gates, const DeltaRule& rule, const StateStore& store,
-                  const Tensor& states, const Tensor& out) override;
-  void delta_rule_backward(const Tensor& qkv, const Tensor& gates, const DeltaRule& rule,
-                           const Tensor& states, const Tensor& dout, const Tensor& dqkv,
-                           const Tensor& dgates) override;
-  void short_conv(const Tensor& x, const Tensor& weight, const std::shared_ptr<const Documents>& documents,
-                  const StateStore& store, const Tensor& out) override;
-  void short_conv_backward(const Tensor& x, const Tensor& weight,
-                           const std::shared_ptr<const Documents>& documents, const Tensor& dout,
-                           const Tensor& dx, const Tensor& dweight, bool) override;
-  void mean_squared_error(const Tensor& x, const Tensor&, const Tensor&) override;
-  void mean_squared_error_backward(const Tensor&, const Tensor&, const Tensor&, const Tensor& dx) override;
-  void binary_cross_entropy(const Tensor& logits, const Tensor&, const Tensor&, const Tensor&) override;
-  void sums_of_squares(std::span<const Tensor> all, ExactSum&) override;
+  SHERD_DECLARE_KERNEL(matmul)
+  SHERD_DECLARE_KERNEL(sum_rows)
+  SHERD_DECLARE_KERNEL(sum_axis)
+  SHERD_DECLARE_KERNEL(layer_norm_backward)
+  SHERD_DECLARE_KERNEL(rms_norm_backward)
+  SHERD_DECLARE_KERNEL(embedding_backward)
+  SHERD_DECLARE_KERNEL(rotary)
+  SHERD_DECLARE_KERNEL(attention)
+  SHERD_DECLARE_KERNEL(attention_backward)
+  SHERD_DECLARE_KERNEL(attention_sinks_backward)
+  SHERD_DECLARE_KERNEL(attend_stored)
+  SHERD_DECLARE_KERNEL(delta_rule)
+  SHERD_DECLARE_KERNEL(delta_rule_backward)
+  SHERD_DECLARE_KERNEL(short_conv)
+  SHERD_DECLARE_KERNEL(short_conv_backward)
+  SHERD_DECLARE_KERNEL(mean_squared_error)
+  SHERD_DECLARE_KERNEL(mean_squared_error_backward)
+  SHERD_DECLARE_KERNEL(binary_cross_entropy)
+  SHERD_DECLARE_KERNEL(sums_of_squares)
 
  private:
   /// Raises the peak by what a kernel would hold until it returns.

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/text/excerpt.h"
+
 namespace sherd::sharding {
 
 /// Not of the pool, whose users take and give back at the same points on all ranks; replicas keep a bucket
@@ -106,15 +108,6 @@ std::int64_t Reducer::bucket_limit(const Queue& queue) const {
   return std::max(least, options_.bucket_elements);
 }
 
-namespace {
-/// Names every block of a bucket: ranks that ran different ones must not add up each other's gradients.
-std::string gradients_of(const std::vector<std::string>& names) {
-  std::string label;
-  for (const std::string& name : names) label += (label.empty() ? "" : ", ") + name;
-  return label + " gradients";
-}
-}  // namespace
-
 void Reducer::send_bucket(Queue& queue) {
   const std::int64_t limit = bucket_limit(queue);
   const int ranks = queue.shard.size();
@@ -138,7 +131,8 @@ void Reducer::send_bucket(Queue& queue) {
     queue.items.pop_front();
   }
   queue.elements -= elements;
-  bucket.label = gradients_of(names);
+  // It names every block: ranks that ran different ones must not add up each other's gradients.
+  bucket.label = joined_text(names) + " gradients";
   stats_.largest_bucket = std::max(stats_.largest_bucket, elements);
   if (bucket.last && groups_.replica) agreed_on_ += "; " + bucket.label;
   launch(std::move(bucket));

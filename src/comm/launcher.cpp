@@ -29,8 +29,8 @@ std::string listed(const std::vector<std::pair<std::string, std::string>>& varia
 
 /// `found`: ranks of MPI's world, 0 where this build cannot ask.
 [[noreturn]] void refuse_separate(const ProcessLauncher& by, int found) {
-  std::string seen;
-  for (const auto& [name, value] : by.variables) seen += cat(seen.empty() ? "" : ", ", name, '=', value);
+  const std::string seen = joined_text(
+      by.variables, ", ", [](const auto& variable) { return cat(variable.first, '=', variable.second); });
   const std::string names = listed(by.variables);
   fail(ErrorKind::usage, by.name, " started this process as one of ",
        by.ranks > 0 ? counted(by.ranks, "rank") : "several", " (", seen, "), but ",

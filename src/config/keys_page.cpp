@@ -2,6 +2,7 @@
 #include <map>
 #include <set>
 
+#include "base/text/excerpt.h"
 #include "config/key_defaults.h"
 #include "config/sections/tables.h"
 
@@ -85,9 +86,7 @@ std::string head(const std::vector<std::string>& titles) {
 }
 
 std::string listed(const std::vector<std::string>& words, const char* quote) {
-  std::string out;
-  for (const std::string& word : words) out += cat(out.empty() ? "" : ", ", quote, word, quote);
-  return out;
+  return joined_text(words, ", ", [&](const std::string& word) { return quote + word + quote; });
 }
 
 std::string values_of(const KeyInfo& key) {

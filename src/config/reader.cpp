@@ -15,12 +15,6 @@ bool same_word(std::string_view a, std::string_view b) {
   return edit_distance(a, b) == 0;
 }
 
-std::string listed(const std::vector<std::string>& names) {
-  std::string out;
-  for (const std::string& name : names) out += (out.empty() ? "" : ", ") + name;
-  return out;
-}
-
 /// A known key, or a section above it, as a file has it: "optimizer.params.lr" for what is listed as
 /// "optimizer[Adam].params.lr".
 struct Home {
@@ -153,7 +147,7 @@ std::string advice(const Value& section, const std::string& name, const std::vec
       const bool top = home->path.find('.') == std::string::npos;
       return cat("did you mean \"", home->path, top ? "\" at the top level?" : "\"?");
     }
-  if (known.size() <= most_listed) return cat("this section knows ", listed(known));
+  if (known.size() <= most_listed) return cat("this section knows ", joined_text(known));
   return "no key of this section is like it; remove it, or put \"_\" in front if it is a note";
 }
 
@@ -224,7 +218,7 @@ Takes reals(double min, double max, bool open_min) {
 }
 
 Takes words(const std::vector<std::string>& words) {
-  return {listed(words), cat(R"({"enum": )", list_of(words).json(), "}")};
+  return {joined_text(words), cat(R"({"enum": )", list_of(words).json(), "}")};
 }
 
 Takes numbers(std::string words, std::size_t count, double min, double max) {
@@ -335,7 +329,7 @@ std::size_t Value::choice(const std::vector<std::string>& names, const Synonyms&
   const auto known = std::find_if(meant.begin(), meant.end(),
                                   [&](const auto& entry) { return same_word(word, entry.first); });
   const std::string close = known != meant.end() ? known->second : nearest(word, names);
-  error(node.brief(), " is none of ", listed(names),
+  error(node.brief(), " is none of ", joined_text(names),
         close.empty() ? std::string() : cat("; did you mean \"", close, "\"?"));
 }
 

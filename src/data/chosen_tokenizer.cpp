@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/random.h"
+#include "base/text/excerpt.h"
 #include "base/text/utf8.h"
 #include "data/indexed_dataset.h"
 #include "data/templates/published_template.h"
@@ -65,7 +66,7 @@ class TrainingLines {
     try {
       if (const LabelledOptions labelled = labelled_options(options_);
           !labelled.labels.empty() && has_words(piece.text, labelled).value_or(false))
-        return joined_words(read_labelled_words(piece.text, labelled, file, piece.line).words);
+        return joined_text(read_labelled_words(piece.text, labelled, file, piece.line).words, " ");
       std::string text;
       for (const Example& example :
            read_examples(piece.text, {options_.json_field, any_template_}, file, piece.line))

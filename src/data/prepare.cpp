@@ -231,7 +231,7 @@ class Preparation {
     for (std::size_t i = 0; i < example.words.size(); ++i)
       if (encoded.first[i] >= 0)
         job.tokens[before + tokens + static_cast<std::size_t>(encoded.first[i])] = example.labels[i] + 1;
-    close(job, before, joined_words(example.words), true);
+    close(job, before, joined_text(example.words, " "), true);
   }
 
   /// A line of bad data leaves nothing behind but what was wrong with it.

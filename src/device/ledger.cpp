@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/text/excerpt.h"
 
 namespace sherd::device {
 
@@ -72,9 +73,8 @@ std::string Ledger::holders_of(const TierBook& page) const {
     if (page.accounts[i].current)
       held.emplace_back(page.accounts[i].current, name_of(static_cast<Category>(i)));
   std::stable_sort(held.begin(), held.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
-  std::string out;
-  for (const auto& [bytes, name] : held) out += cat(out.empty() ? "" : ", ", name, " ", bytes);
-  return out.empty() ? "nothing" : out;
+  const auto line = [](const auto& one) { return cat(one.second, " ", one.first); };
+  return held.empty() ? "nothing" : joined_text(held, ", ", line);
 }
 
 std::uint64_t Ledger::current(Tier tier, Category category) const {

@@ -176,9 +176,7 @@ std::shared_ptr<const data::Samples> preferences(std::shared_ptr<const data::Ind
 void require_labels(const config::Config& config) {
   const bool of_tokens = config.model->labels_tokens();
   const auto list = [](const std::vector<std::string>& labels) {
-    std::string out;
-    for (const std::string& label : labels) out += cat(out.empty() ? "" : ",", excerpt(label));
-    return out;
+    return joined_text(labels, ",", [](const std::string& label) { return excerpt(label); });
   };
   for (const config::DataSource& source : config.data->sources) {
     const auto info = data::read_dataset_info(source.path);
@@ -429,9 +427,7 @@ std::int64_t TokenData::sequences() const {
 }
 
 std::string TokenData::name() const {
-  std::string names;
-  for (const auto& dataset : datasets) names += (names.empty() ? "" : " + ") + dataset->prefix();
-  return names;
+  return joined_text(datasets, " + ", [](const auto& dataset) { return dataset->prefix(); });
 }
 
 std::unique_ptr<data::Loader> TokenData::training_loader(const data::LoaderRank& rank,

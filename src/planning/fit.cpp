@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/text/excerpt.h"
 #include "comm/dry/dry_world.h"
 #include "comm/memory.h"
 #include "device/cuda.h"
@@ -395,8 +396,7 @@ void require_fit(const Reparse& reparse, std::int64_t vocabulary, const World& w
                 ": where it is full, none is made, and the run goes on (training.local_save_interval)");
   const std::vector<Shortfall> missing = shortfalls(config, stages, world, machine);
   if (missing.empty()) return;
-  std::string text;
-  for (const Shortfall& shortfall : missing) text += cat(text.empty() ? "" : "; ", shortfall.text());
+  std::string text = joined_text(missing, "; ", &Shortfall::text);
   const auto of_host = [](const Shortfall& shortfall) {
     return shortfall.what.starts_with("the memory of this machine");
   };

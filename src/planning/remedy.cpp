@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/text/excerpt.h"
 #include "engine/setup/process_grid.h"
 #include "planning/changes.h"
 #include "planning/usual_machines.h"
@@ -197,9 +198,7 @@ std::vector<std::string> Remedy::overrides() const {
 }
 
 std::string Remedy::line() const {
-  std::string out;
-  for (const std::string& override : overrides()) out += cat(out.empty() ? "" : " ", "--set ", override);
-  return out;
+  return joined_text(overrides(), " ", [](const std::string& override) { return "--set " + override; });
 }
 
 config::Machine usual_machine(bool gpus) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/text/excerpt.h"
+
 namespace sherd::tensor {
 
 Shape::Shape(std::span<const std::int64_t> dims) : rank_(static_cast<int>(dims.size())) {
@@ -33,9 +35,7 @@ bool Shape::operator==(const Shape& other) const {
 }
 
 std::string Shape::str() const {
-  std::string out = "[";
-  for (int i = 0; i < rank_; ++i) out += (i ? ", " : "") + std::to_string(dims_[static_cast<std::size_t>(i)]);
-  return out + "]";
+  return cat("[", joined_text(dims()), "]");
 }
 
 Tensor Tensor::empty(Device& device, const Shape& shape, DType dtype, Category category, device::Tier tier) {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/text/excerpt.h"
+
 namespace sherd::comm {
 
 SplitPlan plan_split(const std::vector<std::int64_t>& words, int rank) {
@@ -55,7 +57,7 @@ std::unique_ptr<Backend> Backend::part(const GroupPart& part) {
 std::string group_name(const std::string& backend, const std::vector<int>& world_ranks, int world_size) {
   const int size = static_cast<int>(world_ranks.size());
   if (size == world_size) return cat(backend, "(", size, ")");
-  return cat(backend, "(", size, " of ", world_size, ": ranks ", list_ranks(world_ranks), ")");
+  return cat(backend, "(", size, " of ", world_size, ": ranks ", joined_text(world_ranks), ")");
 }
 
 }  // namespace sherd::comm

@@ -243,14 +243,8 @@ std::string count_mismatch(const std::vector<std::int64_t>& rows, int size,
   return "";
 }
 
-std::string list_ranks(const std::vector<int>& ranks) {
-  std::string out;
-  for (const int r : ranks) out += cat(out.empty() ? "" : ", ", r);
-  return out;
-}
-
 std::string name_ranks(const std::vector<int>& ranks) {
-  return cat(ranks.size() == 1 ? "rank " : "ranks ", list_ranks(ranks));
+  return cat(ranks.size() == 1 ? "rank " : "ranks ", joined_text(ranks));
 }
 
 }  // namespace sherd::comm

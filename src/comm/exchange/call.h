@@ -176,8 +176,6 @@ std::string transfer_mismatch(const Call& transfer, const CallSignature& theirs,
 std::string count_mismatch(const std::vector<std::int64_t>& rows, int size,
                            const std::function<int(int)>& world_rank);
 
-/// "0, 2, 3"
-std::string list_ranks(const std::vector<int>& ranks);
 /// "rank 1" or "ranks 1, 2"
 std::string name_ranks(const std::vector<int>& ranks);
 

@@ -172,7 +172,7 @@ class BackendGroup final : public Communicator {
       return group;
     }
     std::string label = "parts";  // compared between ranks
-    for (const auto& each : parts) label += cat(" {", list_ranks(each), "}");
+    for (const auto& each : parts) label += cat(" {", joined_text(each), "}");
     barrier({.label = std::move(label)});
     return split_by([&] { return backend_->part(mine); }, mine.color, mine.key());
   }

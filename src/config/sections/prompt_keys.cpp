@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cctype>
 
+#include "base/text/excerpt.h"
+
 #include "config/sections/tables.h"
 
 namespace sherd::config {
@@ -129,9 +131,7 @@ std::int64_t PromptKeys::prompts() const {
 }
 
 std::string PromptKeys::task_names() const {
-  std::string out;
-  for (const PromptTask& task : tasks) out += cat(out.empty() ? "" : ", ", task.name);
-  return out;
+  return joined_text(tasks, ", ", &PromptTask::name);
 }
 
 std::int64_t PromptKeys::find(const std::string& task) const {

@@ -14,10 +14,8 @@ template <class Table>
 const auto& function_of(const Table& table, const char* what, const std::string& name) {
   const auto found = table.find(name);
   if (found != table.end()) return found->second;
-  std::string all;
-  for (const auto& [known, function] : table) all += (all.empty() ? "" : ", ") + known;
-  template_error(
-      cat("Sherd does not know the ", what, " '", excerpt(name, 40), "' of Jinja; there are ", all));
+  template_error(cat("Sherd does not know the ", what, " '", excerpt(name, 40), "' of Jinja; there are ",
+                     joined_text(table, ", ", &Table::value_type::first)));
 }
 
 /// The pairs of a dictionary, as tuples; none of what is undefined.

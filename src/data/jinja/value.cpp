@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "base/text/excerpt.h"
 #include "base/text/utf8.h"
 #include "data/hugging_face/steps/unicode.h"
 
@@ -173,9 +174,8 @@ std::string in_brackets(const std::vector<std::string>& parts, const char* brack
   };
   std::string between = style.between;  // without its space in front of a line's end
   while (style.indent >= 0 && between == ", ") between.pop_back();
-  std::string out(1, brackets[0]);
-  for (std::size_t i = 0; i < parts.size(); ++i) out += (i == 0 ? "" : between) + line(depth + 1) + parts[i];
-  return out + line(depth) + brackets[1];
+  return cat(brackets[0], line(depth + 1), joined_text(parts, between + line(depth + 1)), line(depth),
+             brackets[1]);
 }
 
 constexpr std::int64_t most_depth = 100;
@@ -222,15 +222,13 @@ std::string Value::repr() const {
   if (is_float()) return of_double(number());
   if (is_string()) return quoted(text());
   if (is_function()) return "<function>";
-  std::string out;
   if (is_list()) {
-    for (const Value& item : sequence().items) out += (out.empty() ? "" : ", ") + item.repr();
+    const std::string out = joined_text(sequence().items, ", ", &Value::repr);
     if (!sequence().tuple) return "[" + out + "]";
     return "(" + out + (sequence().items.size() == 1 ? ",)" : ")");
   }
-  for (const auto& [key, item] : mapping().items)
-    out += cat(out.empty() ? "" : ", ", key.repr(), ": ", item.repr());
-  return "{" + out + "}";
+  const auto pair = [](const auto& entry) { return cat(entry.first.repr(), ": ", entry.second.repr()); };
+  return cat("{", joined_text(mapping().items, ", ", pair), "}");
 }
 
 std::string Value::json(const JsonStyle& style) const {

@@ -145,10 +145,4 @@ std::vector<std::string> words_in(const std::string& text) {
   return out;
 }
 
-std::string joined_words(const std::vector<std::string>& words) {
-  std::string out;
-  for (const std::string& word : words) out += (out.empty() ? "" : " ") + word;
-  return out;
-}
-
 }  // namespace sherd::data

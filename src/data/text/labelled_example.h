@@ -64,7 +64,5 @@ void cut_words(EncodedWords& words, std::int64_t most, std::int32_t end);
 
 /// The words between white space (of ASCII) in a text.
 std::vector<std::string> words_in(const std::string& text);
-/// Words with a space between two.
-std::string joined_words(const std::vector<std::string>& words);
 
 }  // namespace sherd::data

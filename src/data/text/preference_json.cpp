@@ -218,12 +218,10 @@ Ranked ranked_of(const Json& item, const char* key, std::size_t index) {
   }
   const Json* answer = answer_at(item, {"response", "completion", "text"});
   if (!answer) {
-    std::string keys;
-    for (const auto& [name, value] : item.items())
-      keys += cat(keys.empty() ? "" : ", ", "'", excerpt(name), "'");
+    const auto quoted = [](const auto& entry) { return cat("'", excerpt(entry.key()), "'"); };
     fail(ErrorKind::data, "item ", index, " of '", key,
          "' is neither a text, a message nor an object with 'response' and 'score' or 'rank' (its keys: ",
-         keys, ")");
+         joined_text(item.items(), ", ", quoted), ")");
   }
   Ranked out{*answer, {}, {}};
   for (const auto& [grade, sign] :

@@ -219,8 +219,7 @@ std::vector<std::string> differences(const Map& there, const Map& here) {
 /// The first few, and how many more.
 std::string listed(const std::vector<std::string>& all) {
   constexpr std::size_t most = 4;
-  std::string out;
-  for (std::size_t i = 0; i < std::min(most, all.size()); ++i) out += (i > 0 ? ", " : "") + all[i];
+  const std::string out = joined_text(std::span(all).first(std::min(most, all.size())));
   return all.size() > most ? cat(out, ", and ", all.size() - most, " more") : out;
 }
 

@@ -8,6 +8,7 @@
 #include <set>
 #include <typeinfo>
 
+#include "base/text/excerpt.h"
 #include "base/text/pattern.h"
 #include "nn/layers.h"
 #include "sharding/parallel/embedding.h"
@@ -99,10 +100,8 @@ std::vector<std::int64_t> matching_parts(nn::LayeredModel& model, const std::str
     }));
   }
   if (std::find(out.begin(), out.end(), 1) != out.end()) return out;
-  std::string all;
-  for (const std::string& name : classes) all += (all.empty() ? "" : ", ") + name;
   fail(ErrorKind::config, "parallel.partition_method: no part of the model matches \"", pattern,
-       "\", by class or path; classes of its parts: ", all);
+       "\", by class or path; classes of its parts: ", joined_text(classes));
 }
 
 }  // namespace

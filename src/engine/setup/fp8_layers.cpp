@@ -17,8 +17,7 @@ namespace {
 
 std::string some_of(const std::vector<std::string>& names) {
   constexpr std::size_t most = 12;
-  std::string out;
-  for (std::size_t i = 0; i < std::min(most, names.size()); ++i) out += cat(i > 0 ? ", " : "", names[i]);
+  const std::string out = joined_text(std::span(names).first(std::min(most, names.size())));
   return names.size() > most ? cat(out, " and ", names.size() - most, " more") : out;
 }
 

@@ -137,10 +137,9 @@ std::vector<std::string> describe_groups(const nn::Module& model, const config::
     }
     const config::OptimizerRule& rule =
         group == 0 ? static_cast<const config::OptimizerRule&>(optimizer) : optimizer.groups[group - 1];
-    std::string patterns = group == 0 ? "the rest" : "";
-    if (group > 0)
-      for (const std::string& pattern : optimizer.groups[group - 1].match)
-        patterns += cat(patterns.empty() ? "" : ", ", excerpt(pattern));
+    const auto short_text = [](const std::string& pattern) { return excerpt(pattern); };
+    std::string patterns =
+        group == 0 ? "the rest" : joined_text(optimizer.groups[group - 1].match, ", ", short_text);
     if (patterns.size() > 60) patterns = patterns.substr(0, 57) + "...";
     out.push_back(cat("parameter group ", group, " (", patterns, "): ", counted(tensors, "tensor"), ", ",
                       human_count(static_cast<double>(elements)), " elements, ", config::name_of(rule.type),

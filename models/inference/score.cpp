@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "autograd/key_cache.h"
+#include "sharding/parallel/text_loss.h"
 
 namespace sherd::models {
 namespace {
@@ -167,18 +168,11 @@ class Scorer {
     const double* lse = found.data<double>();
     const double *logit = lse + parts * n, *most = logit + parts * n;
     for (std::int64_t i = 0; i < n; ++i) {
-      double top = lse[i], sum = 0, own = 0, best = most[i];
-      for (std::int64_t p = 0; p < parts; ++p) {
-        top = std::max(top, lse[p * n + i]), best = std::max(best, most[p * n + i]);
-        own += logit[p * n + i];
-      }
-      for (std::int64_t p = 0; p < parts; ++p) sum += std::exp(lse[p * n + i] - top);
-      if (!std::isfinite(top) || !std::isfinite(sum) || !std::isfinite(own))
-        fail(ErrorKind::numerics,
-             "the model gives a token no finite score: its weights are not finite, or "
-             "its dtype is too narrow");
+      double own = 0, best = most[i];
+      for (std::int64_t p = 0; p < parts; ++p)
+        own += logit[p * n + i], best = std::max(best, most[p * n + i]);
       Score& score = scores[labels[static_cast<std::size_t>(i)].text];
-      score.log_likelihood += own - (top + std::log(sum));
+      score.log_likelihood += parallel::log_probability(lse + i, logit + i, parts, n);
       score.greedy = score.greedy && own >= best;
       ++score.tokens;
     }

@@ -100,8 +100,7 @@ Var vocab_cross_entropy(const Var& x, const VocabHead& of, const Tensor& labels,
   HeadGradients want(x, of);
   const Tensor total = tape.empty({2}, DType::f64);
   tape.kernels().fill(total, 0);
-  Tensor rows = begin_inner(tape.kernels(), head, x.value(), false).wait();
-  rows = rows.reshape({head.rows(), head.w_shape[1]});
+  const Tensor rows = inner_rows(tape.kernels(), head, x.value());
   autograd::BackwardFn backward;
   const bool recorded = want.recorded;
   if (recorded && head.keeps_logits()) {
@@ -132,8 +131,7 @@ Tensor vocab_scores(const Var& x, const VocabHead& of, const Tensor& labels, con
     const std::int64_t first = (kind * parts + layout.tensor_rank()) * n;
     own.push_back(out.range(first, first + n));
   }
-  const Tensor rows =
-      begin_inner(tape.kernels(), head, x.value(), false).wait().reshape({n, head.w_shape[1]});
+  const Tensor rows = inner_rows(tape.kernels(), head, x.value());
   const std::int64_t step = head.keeps_logits() ? n : head.chunk_rows();
   for (std::int64_t begin = 0; begin < n; begin += step) {
     const std::int64_t end = std::min(n, begin + step);

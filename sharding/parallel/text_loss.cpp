@@ -151,8 +151,7 @@ struct ChunkedBackward {
 
   void operator()(Tape& tape, const Tensor& dy) {
     tensor::Kernels& kernels = tape.kernels();
-    const Tensor rows =
-        begin_inner(kernels, head, x.get(tape), false).wait().reshape({head.rows(), head.w_shape[1]});
+    const Tensor rows = inner_rows(kernels, head, x.get(tape));
     x = {};
     const auto room = [&](const GradRef& wanted, const Shape& shape, DType dtype) {
       return wanted ? tape.empty(shape, dtype) : Tensor();
@@ -203,10 +202,6 @@ Tensor found_loss(Tape& tape, DType dtype, const TextLossFunction& loss, const n
   return out;
 }
 
-Tensor inner_rows(Tape& tape, const Head& head, const Var& x) {
-  return begin_inner(tape.kernels(), head, x.value(), false).wait().reshape({head.rows(), head.w_shape[1]});
-}
-
 }  // namespace
 
 double log_probability(const double* lse, const double* logit, std::int64_t parts, std::int64_t stride) {
@@ -224,7 +219,8 @@ nn::TextScores vocab_text_scores(const Var& x, const VocabHead& of, const Tensor
                                  const Layout& layout) {
   TextPass pass(x.tape(), checked_head(x, of, labels, layout), of);
   const Head& head = pass.head();
-  pass.run(inner_rows(x.tape(), head, x), head.keeps_logits() ? head.rows() : head.chunk_rows(),
+  pass.run(inner_rows(x.tape().kernels(), head, x.value()),
+           head.keeps_logits() ? head.rows() : head.chunk_rows(),
            [](const Tensor&, std::int64_t, std::int64_t) {});
   return pass.scores(rows, texts);
 }
@@ -241,7 +237,7 @@ Var vocab_text_loss(const Var& x, const VocabHead& of, const Tensor& labels,
   Tensor kept, dx = at_once ? tape.empty({head.rows(), head.w_shape[1]}, head.dtype) : Tensor();
   const Tensor one = tape.empty({1}, DType::f64);
   tape.kernels().fill(one, 1);
-  pass.run(inner_rows(tape, head, x), head.keeps_logits() ? head.rows() : head.chunk_rows(),
+  pass.run(inner_rows(tape.kernels(), head, x.value()), head.keeps_logits() ? head.rows() : head.chunk_rows(),
            [&](const Tensor& logits, std::int64_t begin, std::int64_t end) {
              if (keeps) kept = logits;
              if (!at_once) return;

@@ -36,6 +36,10 @@ Exchange begin_inner(tensor::Kernels& kernels, const Head& head, const Tensor& x
                           {.label = "the loss: tokens of the sequence", .async = async});
 }
 
+Tensor inner_rows(tensor::Kernels& kernels, const Head& head, const Tensor& x) {
+  return begin_inner(kernels, head, x, false).wait().reshape({head.rows(), head.w_shape[1]});
+}
+
 Exchange begin_stream_gradient(tensor::Kernels& kernels, const Head& head, const Tensor& dx) {
   Communicator* group = head.layout.tensor;
   const Tensor inner = dx.reshape(head.inner_shape);

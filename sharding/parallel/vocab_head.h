@@ -59,6 +59,8 @@ Head checked_head(const Var& x, const VocabHead& of, const Tensor& labels, const
 
 /// All tokens of this context rank, from its part of the stream.
 Exchange begin_inner(tensor::Kernels& kernels, const Head& head, const Tensor& x, bool async);
+/// The same at once, as [rows, hidden].
+Tensor inner_rows(tensor::Kernels& kernels, const Head& head, const Tensor& x);
 /// The sum over tensor ranks of what each finds as the gradient of all tokens, as that of its part of the
 /// stream. It runs beside what comes next.
 Exchange begin_stream_gradient(tensor::Kernels& kernels, const Head& head, const Tensor& dx);

@@ -35,7 +35,7 @@ std::int32_t token_of(const Vocabulary& vocabulary, const std::string& token, co
 }  // namespace
 
 Bpe::Bpe(const BpeParts& parts)
-    : vocabulary_(parts.vocabulary),
+    : WordModel(Vocabulary(parts.vocabulary)),
       merges_(std::bit_ceil(2 * parts.merges.size() + 2)),
       fuse_unknown_(parts.fuse_unknown),
       byte_fallback_(parts.byte_fallback),
@@ -97,13 +97,13 @@ void Bpe::encode(std::string_view piece, BpeSpace& space, std::vector<std::int32
     while (end != std::string_view::npos && piece.substr(0, end).ends_with(space_mark))
       end = piece.find(space_mark, end + 1);
     if (end == std::string_view::npos) break;
-    encode_cached(piece.substr(0, end), space, ids);
+    WordModel::encode(piece.substr(0, end), space, ids);
     piece.remove_prefix(end);
   }
-  if (!piece.empty()) encode_cached(piece, space, ids);
+  if (!piece.empty()) WordModel::encode(piece, space, ids);
 }
 
-void Bpe::encode_cached(std::string_view word, BpeSpace& space, std::vector<std::int32_t>& ids) const {
+void WordModel::encode(std::string_view word, BpeSpace& space, std::vector<std::int32_t>& ids) const {
   if (space.cache.find(word, ids)) return;
   encode_word(word, space);
   ids.insert(ids.end(), space.ids.begin(), space.ids.end());

@@ -49,17 +49,30 @@ struct BpeSpace {
   WordCache cache = {};
 };
 
-/// Turns pieces into ids: characters are tokens, and of all neighbours that merge those merge whose merge has
+/// What turns pre-tokens into ids: byte-pair encoding, WordPiece, or a unigram model. Immutable.
+class WordModel {
+ public:
+  virtual ~WordModel() = default;
+  /// Appends the ids of a piece of valid UTF-8; of one word, unless a model says otherwise.
+  virtual void encode(std::string_view piece, BpeSpace& space, std::vector<std::int32_t>& ids) const;
+  const Vocabulary& vocabulary() const { return vocabulary_; }
+
+ protected:
+  explicit WordModel(Vocabulary vocabulary) : vocabulary_(std::move(vocabulary)) {}
+  /// Writes the ids of a word that was not met of late to space.ids.
+  virtual void encode_word(std::string_view word, BpeSpace& space) const = 0;
+
+  Vocabulary vocabulary_;
+};
+
+/// Byte-pair encoding: characters are tokens, and of all neighbours that merge those merge whose merge has
 /// the lowest rank, of equal ones the left one, until none do. Immutable.
-class Bpe {
+class Bpe final : public WordModel {
  public:
   /// Throws Error{data} for a merge whose parts or result are no tokens, an unknown token that is none.
   explicit Bpe(const BpeParts& parts);
 
-  /// Appends the ids of a piece of valid UTF-8.
-  void encode(std::string_view piece, BpeSpace& space, std::vector<std::int32_t>& ids) const;
-
-  const Vocabulary& vocabulary() const { return vocabulary_; }
+  void encode(std::string_view piece, BpeSpace& space, std::vector<std::int32_t>& ids) const override;
 
  private:
   static constexpr std::uint64_t no_merge = ~std::uint64_t{0};
@@ -71,13 +84,11 @@ class Bpe {
   /// Returns whether a merge joins a space mark to the character before it.
   bool add_merges(const BpeParts& parts);
   void find_bytes(const BpeParts& parts);
-  void encode_cached(std::string_view word, BpeSpace& space, std::vector<std::int32_t>& ids) const;
-  void encode_word(std::string_view word, BpeSpace& space) const;
+  void encode_word(std::string_view word, BpeSpace& space) const override;
   void take_characters(std::string_view word, BpeSpace& space) const;
   void merge_short(BpeSpace& space) const;
   void merge_long(BpeSpace& space) const;
 
-  Vocabulary vocabulary_;
   std::vector<Merge> merges_;              // open addressing
   std::array<std::int32_t, 256> bytes_{};  // byte level: of each byte; byte fallback: of "<0x..>"; or -1
   std::int32_t unknown_ = -1;

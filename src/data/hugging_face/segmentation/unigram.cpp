@@ -25,7 +25,7 @@ ByteTrie trie_of(const BpeParts& parts, const Vocabulary& vocabulary) {
 class Unigram final : public WordModel {
  public:
   Unigram(const BpeParts& parts, const UnigramOptions& options)
-      : vocabulary_(parts.vocabulary, Vocabulary::Repeats::last_counts),
+      : WordModel(Vocabulary(parts.vocabulary, Vocabulary::Repeats::last_counts)),
         trie_(trie_of(parts, vocabulary_)),
         scores_(options.scores),
         unknown_(options.unknown.value_or(-1)),
@@ -37,18 +37,13 @@ class Unigram final : public WordModel {
     unknown_score_ = least - unknown_penalty;
   }
 
-  const Vocabulary& vocabulary() const override { return vocabulary_; }
-
-  void encode(std::string_view word, BpeSpace& space, std::vector<std::int32_t>& ids) const override {
-    if (space.cache.find(word, ids)) return;
+ private:
+  void encode_word(std::string_view word, BpeSpace& space) const override {
     const std::string_view piece = byte_level_ ? written_bytes(word, space.written) : word;
     find_best(piece, space.ends);
     take_path(piece, space);
-    ids.insert(ids.end(), space.ids.begin(), space.ids.end());
-    space.cache.insert(word, space.ids);
   }
 
- private:
   /// The best way to each place between two characters. Sums are made from left to right, and of equal ones
   /// the one whose last piece is the longest counts: the package's ids hang on both.
   void find_best(std::string_view text, std::vector<PathEnd>& ends) const {
@@ -106,7 +101,6 @@ class Unigram final : public WordModel {
       ids.push_back(unknown_);
   }
 
-  Vocabulary vocabulary_;
   ByteTrie trie_;
   std::vector<double> scores_;
   double unknown_score_ = 0;

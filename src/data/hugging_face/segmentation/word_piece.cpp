@@ -13,7 +13,7 @@ namespace {
 class WordPiece final : public WordModel {
  public:
   WordPiece(const BpeParts& parts, const WordPieceOptions& options)
-      : vocabulary_(parts.vocabulary), options_(options) {
+      : WordModel(Vocabulary(parts.vocabulary)), options_(options) {
     const std::optional<std::int32_t> unknown = vocabulary_.id(parts.unknown);
     if (!unknown)
       fail(ErrorKind::data, "the unknown token '", excerpt(parts.unknown), "' is not in the vocabulary");
@@ -21,18 +21,9 @@ class WordPiece final : public WordModel {
     for (const auto& [token, id] : parts.vocabulary) most_ = std::max(most_, token.size());
   }
 
-  const Vocabulary& vocabulary() const override { return vocabulary_; }
-
-  void encode(std::string_view word, BpeSpace& space, std::vector<std::int32_t>& ids) const override {
-    if (space.cache.find(word, ids)) return;
-    space.ids.clear();
-    cut(word, space);
-    ids.insert(ids.end(), space.ids.begin(), space.ids.end());
-    space.cache.insert(word, space.ids);
-  }
-
  private:
-  void cut(std::string_view word, BpeSpace& space) const {
+  void encode_word(std::string_view word, BpeSpace& space) const override {
+    space.ids.clear();
     const std::ptrdiff_t characters = std::count_if(
         word.begin(), word.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
     if (characters > options_.longest) return void(space.ids.push_back(unknown_));
@@ -55,22 +46,9 @@ class WordPiece final : public WordModel {
     }
   }
 
-  Vocabulary vocabulary_;
   WordPieceOptions options_;
   std::int32_t unknown_ = 0;
   std::size_t most_ = 0;  // bytes of the longest token
-};
-
-class BpeModel final : public WordModel {
- public:
-  explicit BpeModel(const BpeParts& parts) : bpe_(parts) {}
-  const Vocabulary& vocabulary() const override { return bpe_.vocabulary(); }
-  void encode(std::string_view piece, BpeSpace& space, std::vector<std::int32_t>& ids) const override {
-    bpe_.encode(piece, space, ids);
-  }
-
- private:
-  Bpe bpe_;
 };
 
 }  // namespace
@@ -80,7 +58,7 @@ std::unique_ptr<const WordModel> make_word_piece(const BpeParts& parts, const Wo
 }
 
 std::unique_ptr<const WordModel> make_bpe(const BpeParts& parts) {
-  return std::make_unique<BpeModel>(parts);
+  return std::make_unique<Bpe>(parts);
 }
 
 }  // namespace sherd::data

@@ -9,15 +9,6 @@
 
 namespace sherd::data {
 
-/// What turns pre-tokens into ids: byte-pair encoding, WordPiece, or a unigram model. Immutable.
-class WordModel {
- public:
-  virtual ~WordModel() = default;
-  /// Appends the ids of a piece of valid UTF-8.
-  virtual void encode(std::string_view piece, BpeSpace& space, std::vector<std::int32_t>& ids) const = 0;
-  virtual const Vocabulary& vocabulary() const = 0;
-};
-
 /// How WordPiece writes words (Schuster and Nakajima 2012; Devlin et al. 2019).
 struct WordPieceOptions {
   std::string prefix = "##";   ///< in front of tokens that go on with a word

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/text/excerpt.h"
 
 namespace sherd::data {
 
@@ -34,6 +35,8 @@ AnswerSamples::AnswerSamples(std::shared_ptr<const IndexedDataset> dataset, Sequ
   if (sequences_.empty())
     fail(ErrorKind::data, "the ", what, " of '", dataset_->prefix(), "' has no prompt with an answer in ",
          counted(range.size(), "sequence"), "; give it a larger part in data.split, or prepare more of them");
+  rounds_.emplace(sequences_.size(), options.seed, options.shuffle,
+                  [this](std::uint32_t i) { return tokens_of(sequences_[i]); });
 }
 
 /// Places that a sample takes; those of ends too, which are yet to come unless the dataset has them.
@@ -42,24 +45,6 @@ std::int64_t AnswerSamples::tokens_of(const Answer& answer) const {
                      ends = options_.ended ? 0 : 1;
   return std::min(prompt + ends, options_.source) +
          std::min(all - prompt + ends, options_.places - options_.source);
-}
-
-std::shared_ptr<const SampleOrder> AnswerSamples::round(std::int64_t index) const {
-  if (!options_.shuffle) index = 0;  // all rounds are the same
-  return rounds_.get(index, [&] {
-    return order_of_round(sequences_.size(), options_.seed, index, options_.shuffle,
-                          [&](std::uint32_t i) { return tokens_of(sequences_[i]); });
-  });
-}
-
-const AnswerSamples::Answer& AnswerSamples::at(std::int64_t position) const {
-  const std::int64_t all = samples_per_round();
-  return sequences_[round(position / all)->order[static_cast<std::size_t>(position % all)]];
-}
-
-std::int64_t AnswerSamples::tokens_before(std::int64_t position) const {
-  const std::int64_t all = samples_per_round();
-  return position / all * tokens_ + round(position / all)->tokens[static_cast<std::size_t>(position % all)];
 }
 
 void AnswerSamples::load(std::int64_t position, SampleRow& row) const {

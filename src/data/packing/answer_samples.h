@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,7 +37,9 @@ class AnswerSamples final : public Samples {
 
   std::int64_t seq_length() const override { return options_.places; }
   std::int64_t tokens() const override { return tokens_; }
-  std::int64_t tokens_before(std::int64_t position) const override;
+  std::int64_t tokens_before(std::int64_t position) const override {
+    return rounds_->tokens_before(position);
+  }
   std::int64_t samples_per_round() const override { return static_cast<std::int64_t>(sequences_.size()); }
   bool keeps_documents_apart() const override { return false; }
   bool tells_sources() const override { return true; }
@@ -51,15 +54,14 @@ class AnswerSamples final : public Samples {
     std::int32_t prompt = 0;     // tokens before the answer
   };
   std::int64_t tokens_of(const Answer& answer) const;
-  std::shared_ptr<const SampleOrder> round(std::int64_t index) const;
-  const Answer& at(std::int64_t position) const;
+  const Answer& at(std::int64_t position) const { return sequences_[rounds_->at(position)]; }
 
   std::shared_ptr<const IndexedDataset> dataset_;
   SequenceRange range_;
   AnswerOptions options_;
   std::vector<Answer> sequences_;
   std::int64_t tokens_ = 0, cut_ = 0;
-  RecentRounds<SampleOrder> rounds_;
+  std::optional<ShuffledRounds> rounds_;
 };
 
 }  // namespace sherd::data

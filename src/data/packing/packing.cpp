@@ -86,20 +86,35 @@ std::vector<std::int32_t> types_of_parts(std::span<const std::int32_t> ids, std:
   return types;
 }
 
-std::shared_ptr<const SampleOrder> order_of_round(
-    std::size_t samples, std::uint64_t seed, std::int64_t index, bool shuffle,
-    const std::function<std::int64_t(std::uint32_t)>& tokens_of) {
-  auto out = std::make_shared<SampleOrder>();
-  out->order.resize(samples);
-  std::iota(out->order.begin(), out->order.end(), 0u);
-  LegacyRandom random(static_cast<std::uint32_t>(seed + static_cast<std::uint64_t>(index)));
-  if (shuffle) random.shuffle(std::span(out->order));
-  std::int64_t tokens = 0;
-  for (const std::uint32_t i : out->order) {
-    out->tokens.push_back(tokens);
-    tokens += tokens_of(i);
-  }
-  return out;
+ShuffledRounds::ShuffledRounds(std::size_t samples, std::uint64_t seed, bool shuffle,
+                               std::function<std::int64_t(std::uint32_t)> tokens_of)
+    : samples_(static_cast<std::int64_t>(samples)),
+      seed_(seed),
+      shuffle_(shuffle),
+      tokens_of_(std::move(tokens_of)) {}
+
+std::shared_ptr<const ShuffledRounds::Round> ShuffledRounds::round(std::int64_t position) const {
+  require(position >= 0, "sample position ", position);
+  const std::int64_t index = shuffle_ ? position / samples_ : 0;  // else all rounds are the same
+  return rounds_.get(index, [&] {
+    auto out = std::make_shared<Round>();
+    out->order.resize(static_cast<std::size_t>(samples_));
+    std::iota(out->order.begin(), out->order.end(), 0u);
+    LegacyRandom random(static_cast<std::uint32_t>(seed_ + static_cast<std::uint64_t>(index)));
+    if (shuffle_) random.shuffle(std::span(out->order));
+    out->tokens.push_back(0);
+    for (const std::uint32_t i : out->order) out->tokens.push_back(out->tokens.back() + tokens_of_(i));
+    return out;
+  });
+}
+
+std::uint32_t ShuffledRounds::at(std::int64_t position) const {
+  return round(position)->order[static_cast<std::size_t>(position % samples_)];
+}
+
+std::int64_t ShuffledRounds::tokens_before(std::int64_t position) const {
+  const auto at = round(position);
+  return position / samples_ * at->tokens.back() + at->tokens[static_cast<std::size_t>(position % samples_)];
 }
 
 struct PackedSamples::Round {

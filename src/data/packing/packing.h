@@ -92,16 +92,30 @@ class RecentRounds {
   mutable std::vector<std::pair<std::int64_t, std::shared_ptr<const Round>>> recent_;  // newest last
 };
 
-/// The order in which a round takes samples, and how many tokens those before each place have.
-struct SampleOrder {
-  std::vector<std::uint32_t> order;
-  std::vector<std::int64_t> tokens;
+/// Samples in an endless order: every round is shuffled with a seed of its own, or has the order of the
+/// samples.
+class ShuffledRounds {
+ public:
+  /// `tokens_of`: how many tokens a sample has.
+  ShuffledRounds(std::size_t samples, std::uint64_t seed, bool shuffle,
+                 std::function<std::int64_t(std::uint32_t)> tokens_of);
+  /// The sample at `position` ≥ 0, and the tokens of those before.
+  std::uint32_t at(std::int64_t position) const;
+  std::int64_t tokens_before(std::int64_t position) const;
+
+ private:
+  struct Round {
+    std::vector<std::uint32_t> order;
+    std::vector<std::int64_t> tokens;  // before each place, and of all
+  };
+  std::shared_ptr<const Round> round(std::int64_t position) const;
+
+  std::int64_t samples_;
+  std::uint64_t seed_;
+  bool shuffle_;
+  std::function<std::int64_t(std::uint32_t)> tokens_of_;
+  RecentRounds<Round> rounds_;
 };
-/// The order of round `index`, shuffled with a seed of its own; without `shuffle`, the order of the samples.
-/// `tokens_of`: how many tokens a sample has.
-std::shared_ptr<const SampleOrder> order_of_round(
-    std::size_t samples, std::uint64_t seed, std::int64_t index, bool shuffle,
-    const std::function<std::int64_t(std::uint32_t)>& tokens_of);
 
 /// Samples packed from the sequences of a range, which follow each other in a shuffled order without regard
 /// to document bounds. Sample i of a round reads tokens

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/text/excerpt.h"
 
 namespace sherd::data {
 namespace {
@@ -63,6 +64,8 @@ PairSamples::PairSamples(std::shared_ptr<const IndexedDataset> dataset, Sequence
          " of two tokens or more, and pairs of texts take at least two: give it a larger part in data.split, "
          "or "
          "prepare more of them");
+  rounds_.emplace(pieces_.size(), options_.seed, options_.shuffle,
+                  [this](std::uint32_t i) { return places_of(pieces_[i]); });
 }
 
 /// The tokenizer put the same tokens around all documents.
@@ -76,26 +79,6 @@ void PairSamples::find_ends(std::int64_t sequence) {
 
 std::int64_t PairSamples::length_of(const Piece& piece) const {
   return std::min(room(), documents_[piece.document].length - piece.chunk * room());
-}
-
-std::shared_ptr<const SampleOrder> PairSamples::round(std::int64_t index) const {
-  if (!options_.shuffle) index = 0;  // all rounds are the same
-  return rounds_.get(index, [&] {
-    return order_of_round(pieces_.size(), options_.seed, index, options_.shuffle,
-                          [&](std::uint32_t i) { return places_of(pieces_[i]); });
-  });
-}
-
-std::int64_t PairSamples::tokens_before(std::int64_t position) const {
-  require(position >= 0, "sample position ", position);
-  const std::int64_t all = samples_per_round();
-  return position / all * tokens_ + round(position / all)->tokens[static_cast<std::size_t>(position % all)];
-}
-
-const PairSamples::Piece& PairSamples::at(std::int64_t position) const {
-  require(position >= 0, "sample position ", position);
-  const std::int64_t all = samples_per_round();
-  return pieces_[round(position / all)->order[static_cast<std::size_t>(position % all)]];
 }
 
 PairSamples::Ids PairSamples::read(const Document& document, std::int64_t from, std::int64_t count) const {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,7 +42,9 @@ class PairSamples final : public Samples {
   std::int64_t seq_length() const override { return options_.seq_length; }
   std::int64_t tokens() const override { return tokens_; }
   /// As if every text went on, whole.
-  std::int64_t tokens_before(std::int64_t position) const override;
+  std::int64_t tokens_before(std::int64_t position) const override {
+    return rounds_->tokens_before(position);
+  }
   std::int64_t samples_per_round() const override { return std::ssize(pieces_); }
   bool keeps_documents_apart() const override { return true; }
   bool pairs_texts() const override { return true; }
@@ -65,8 +68,7 @@ class PairSamples final : public Samples {
   std::int64_t places_of(const Piece& piece) const { return length_of(piece) + around; }
   void find_ends(std::int64_t sequence);
   std::int64_t length_of(const Piece& piece) const;
-  std::shared_ptr<const SampleOrder> round(std::int64_t index) const;
-  const Piece& at(std::int64_t position) const;
+  const Piece& at(std::int64_t position) const { return pieces_[rounds_->at(position)]; }
   Ids read(const Document& document, std::int64_t from, std::int64_t count) const;
   bool begins_word(std::int32_t id) const;
   Ids of_another(const RandomKey& random, std::uint32_t not_of, std::int64_t count) const;
@@ -79,7 +81,7 @@ class PairSamples final : public Samples {
   std::int64_t tokens_ = 0;
   std::uint32_t fingerprint_ = 0;
   bool begun_ = false, ended_ = false;  ///< documents begin with options_.begin, and end with options_.end
-  RecentRounds<SampleOrder> rounds_;
+  std::optional<ShuffledRounds> rounds_;
 };
 
 }  // namespace sherd::data

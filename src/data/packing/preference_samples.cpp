@@ -30,6 +30,9 @@ PreferenceSamples::PreferenceSamples(std::shared_ptr<const IndexedDataset> datas
         items_.size(), [this](std::uint32_t item) { return length_of(item); },
         [this](std::uint32_t item) { return own_length(item); }, options_.seq_length, options_.seed,
         options_.shuffle);
+  else
+    rounds_.emplace(items_.size(), options_.seed, options_.shuffle,
+                    [this](std::uint32_t item) { return own_length(item); });
 }
 
 /// One that is there, and empty, has an end to be learned.
@@ -107,22 +110,11 @@ std::int64_t PreferenceSamples::samples_per_round() const {
   return packing_ ? packing_->rows() : items() * rows_of_item();
 }
 
-std::shared_ptr<const SampleOrder> PreferenceSamples::round(std::int64_t index) const {
-  if (!options_.shuffle) index = 0;  // all rounds are the same
-  return rounds_.get(index, [&] {
-    return order_of_round(items_.size(), options_.seed, index, options_.shuffle,
-                          [&](std::uint32_t item) { return own_length(item); });
-  });
-}
-
 std::int64_t PreferenceSamples::tokens_before(std::int64_t position) const {
   if (packing_) return packing_->places_before(position);
-  const std::int64_t all = samples_per_round(), item = position % all / rows_of_item();
-  const auto at = round(position / all);
-  const std::int64_t half = position % rows_of_item() == 0
-                                ? 0
-                                : places_of(sequence_of(at->order[static_cast<std::size_t>(item)])).chosen;
-  return position / all * tokens_ + at->tokens[static_cast<std::size_t>(item)] + half;
+  const std::int64_t item = position / rows_of_item();
+  const bool second = position % rows_of_item() != 0;
+  return rounds_->tokens_before(item) + (second ? places_of(sequence_of(rounds_->at(item))).chosen : 0);
 }
 
 std::vector<std::uint32_t> PreferenceSamples::items_at(std::int64_t position) const {
@@ -132,8 +124,7 @@ std::vector<std::uint32_t> PreferenceSamples::items_at(std::int64_t position) co
     packing_->for_each_item(position, [&](std::uint32_t item) { out.push_back(item); });
     return out;
   }
-  const std::int64_t all = samples_per_round(), place = position % all / rows_of_item();
-  return {round(position / all)->order[static_cast<std::size_t>(place)]};
+  return {rounds_->at(position / rows_of_item())};
 }
 
 std::vector<PreferenceSamples::Text> PreferenceSamples::texts_at(std::int64_t position) const {

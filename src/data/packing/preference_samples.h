@@ -89,7 +89,6 @@ class PreferenceSamples final : public Samples {
   std::int64_t length_of(std::uint32_t item) const;
   std::vector<Text> texts_at(std::int64_t position) const;
   std::vector<std::uint32_t> items_at(std::int64_t position) const;
-  std::shared_ptr<const SampleOrder> round(std::int64_t index) const;
   std::int64_t rows_of_item() const { return options_.pairs ? 2 : 1; }
   std::uint32_t partner(std::uint32_t item) const;
   std::int32_t side_of(std::int64_t sequence) const { return (sequence - range_.begin) % 2 == 0 ? 1 : -1; }
@@ -104,10 +103,10 @@ class PreferenceSamples final : public Samples {
   SequenceRange range_;
   PreferenceOptions options_;
   std::int64_t tokens_ = 0, cut_ = 0, left_out_ = 0;
-  std::vector<std::uint32_t> items_;   // their first sequences, from the range's beginning
-  std::vector<std::int32_t> prompts_;  // with mismatched: tokens before each text's first target
-  std::optional<RowPacking> packing_;  // where packed
-  RecentRounds<SampleOrder> rounds_;   // else
+  std::vector<std::uint32_t> items_;      // their first sequences, from the range's beginning
+  std::vector<std::int32_t> prompts_;     // with mismatched: tokens before each text's first target
+  std::optional<RowPacking> packing_;     // where packed
+  std::optional<ShuffledRounds> rounds_;  // else
 };
 
 }  // namespace sherd::data

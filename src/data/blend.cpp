@@ -18,7 +18,8 @@ BlendedSamples::BlendedSamples(std::vector<std::shared_ptr<const Samples>> sourc
   require(!sources_.empty() && sources_.size() == weights.size() &&
               sources_.size() <= std::numeric_limits<std::uint16_t>::max(),
           sources_.size(), " sources and ", weights.size(), " weights");
-  together_ = sources_.front()->has_pairs() && !sources_.front()->keeps_documents_apart() ? 2 : 1;
+  together_ =
+      sources_.front()->traits().has_pairs && !sources_.front()->traits().keeps_documents_apart ? 2 : 1;
   for (const auto& source : sources_)
     require(source->seq_length() == seq_length(), "sources of ", seq_length(), " and ", source->seq_length(),
             " tokens a sample");

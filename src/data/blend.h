@@ -24,13 +24,7 @@ class BlendedSamples final : public Samples {
   std::int64_t tokens_before(std::int64_t position) const override;
   /// The sum over all sources.
   std::int64_t samples_per_round() const override;
-  bool keeps_documents_apart() const override { return sources_.front()->keeps_documents_apart(); }
-  bool tells_sources() const override { return sources_.front()->tells_sources(); }
-  bool pairs_texts() const override { return sources_.front()->pairs_texts(); }
-  bool has_few_targets() const override { return sources_.front()->has_few_targets(); }
-  bool has_sides() const override { return sources_.front()->has_sides(); }
-  bool has_pairs() const override { return sources_.front()->has_pairs(); }
-  bool has_mismatched() const override { return sources_.front()->has_mismatched(); }
+  RowTraits traits() const override { return sources_.front()->traits(); }
   void load(std::int64_t position, SampleRow& row) const override;
   void load_mismatched(std::int64_t position, SampleRow& row) const override;
   void will_need(std::int64_t position) const override;

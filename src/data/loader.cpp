@@ -75,10 +75,10 @@ CountedBatch TokenLoader::next_of_pass() {
 
 std::int64_t TokenLoader::samples_at_hand() const {
   // Rows of whole documents are as many as they are; a stream's round may be several passes over it.
-  const std::int64_t there =
-      samples_->keeps_documents_apart() || samples_->tells_sources() || samples_->has_sides()
-          ? samples_->samples_per_round()
-          : std::max<std::int64_t>(1, samples_->tokens() / samples_->seq_length());
+  const std::int64_t there = samples_->traits().keeps_documents_apart || samples_->traits().tells_sources ||
+                                     samples_->traits().has_sides
+                                 ? samples_->samples_per_round()
+                                 : std::max<std::int64_t>(1, samples_->tokens() / samples_->seq_length());
   return std::min(there, samples_per_epoch());
 }
 
@@ -91,7 +91,7 @@ CountedBatch TokenLoader::load(std::int64_t end) {
   const std::int64_t counted = std::clamp<std::int64_t>(end - first, 0, rank().micro_batch);
   read_rows(first, counted, false);
   tensor::Batch batch = batch_of_rows(counted);
-  if (samples_->has_mismatched()) {
+  if (samples_->traits().has_mismatched) {
     read_rows(first, counted, true);
     for (auto& [name, values] : batch_of_rows(counted)) batch[mismatched_prefix + name] = values;
   }
@@ -122,7 +122,7 @@ void TokenLoader::read_rows(std::int64_t first, std::int64_t counted, bool misma
     filling_.push_back(row_.filling), sources_.push_back(row_.source);
     for (const std::int32_t side : row_.sides) sides_.push_back(counts ? side : 0);
     texts_.insert(texts_.end(), row_.texts.begin(), row_.texts.end());
-    if (samples_->pairs_texts()) {
+    if (samples_->traits().pairs_texts) {
       sentences_.resize(labels_.size(), no_label);
       if (counts) sentences_[static_cast<std::size_t>(begin)] = row_.sentence;
     }
@@ -134,10 +134,11 @@ void TokenLoader::read_rows(std::int64_t first, std::int64_t counted, bool misma
 
 /// How many targets the rows have; pairs, or texts, of those with sides.
 std::int64_t TokenLoader::targets_of_rows() const {
-  if (!samples_->has_sides())
+  if (!samples_->traits().has_sides)
     return static_cast<std::ptrdiff_t>(labels_.size()) - std::count(labels_.begin(), labels_.end(), no_label);
-  return std::count_if(sides_.begin(), sides_.end(),
-                       [&](std::int32_t side) { return samples_->has_pairs() ? side > 0 : side != 0; });
+  return std::count_if(sides_.begin(), sides_.end(), [&](std::int32_t side) {
+    return samples_->traits().has_pairs ? side > 0 : side != 0;
+  });
 }
 
 tensor::Batch TokenLoader::batch_of_rows(std::int64_t counted) const {
@@ -148,21 +149,22 @@ tensor::Batch TokenLoader::batch_of_rows(std::int64_t counted) const {
   batch["labels"] = tensor::Tensor::of<std::int32_t>(device_, shape, labels_);
   batch["target_tokens"] =
       tensor::Tensor::on_host(device_, std::vector{static_cast<std::int32_t>(targets_of_rows())});
-  if (samples_->pairs_texts())
+  if (samples_->traits().pairs_texts)
     batch["sentence_labels"] = tensor::Tensor::of<std::int32_t>(device_, shape, sentences_);
-  if (samples_->has_few_targets()) {
+  if (samples_->traits().has_few_targets) {
     std::vector<std::int32_t> targets;
     for (std::size_t i = 0; i < labels_.size(); ++i)
       if (labels_[i] != no_label) targets.push_back(static_cast<std::int32_t>(i));
     batch["targets"] = tensor::Tensor::on_host(device_, targets);
   }
-  if (samples_->has_sides()) {
+  if (samples_->traits().has_sides) {
     batch["sides"] = tensor::Tensor::on_host(device_, sides_);
     batch["texts"] = tensor::Tensor::on_host(device_, texts_);
   }
-  if (samples_->tells_sources()) batch["source_lengths"] = tensor::Tensor::on_host(device_, sources_);
-  if (samples_->keeps_documents_apart()) add_documents(batch);
-  if (samples_->keeps_documents_apart() || samples_->has_sides() || counted < rank().micro_batch)
+  if (samples_->traits().tells_sources) batch["source_lengths"] = tensor::Tensor::on_host(device_, sources_);
+  if (samples_->traits().keeps_documents_apart) add_documents(batch);
+  if (samples_->traits().keeps_documents_apart || samples_->traits().has_sides ||
+      counted < rank().micro_batch)
     batch["filling"] = tensor::Tensor::on_host(device_, filling_);
   return batch;
 }

@@ -83,7 +83,6 @@ class Uneven final : public Samples {
     return position / 5 * 10 + (position % 5) * (position % 5 - 1) / 2;
   }
   std::int64_t samples_per_round() const override { return 5; }
-  bool keeps_documents_apart() const override { return false; }
   void load(std::int64_t /*position*/, SampleRow& /*row*/) const override {}
   void will_need(std::int64_t /*position*/) const override {}
 };

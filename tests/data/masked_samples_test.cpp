@@ -24,7 +24,7 @@ class CountingSamples final : public Samples {
   std::int64_t tokens() const override { return 6400; }
   std::int64_t tokens_before(std::int64_t position) const override { return position * 60; }
   std::int64_t samples_per_round() const override { return 100; }
-  bool keeps_documents_apart() const override { return true; }
+  RowTraits traits() const override { return {.keeps_documents_apart = true}; }
   void load(std::int64_t position, SampleRow& row) const override {
     row.tokens.resize(64), row.labels.assign(64, 7);
     for (std::int64_t i = 0; i < 64; ++i)

@@ -82,7 +82,7 @@ TEST_F(TextPairs, TheSecondGoesOnOrIsOfAnotherDocument) {
     const auto set = dataset({40, 7, 2, 1, 100, 33, 64, 5}, with_ends);
     const PairSamples samples(set, {0, set->sequences()}, options(32));
     EXPECT_EQ(samples.seq_length(), 32);
-    EXPECT_TRUE(samples.keeps_documents_apart() && samples.pairs_texts());
+    EXPECT_TRUE(samples.traits().keeps_documents_apart && samples.traits().pairs_texts);
     // Pieces of 29 tokens: 2 + 1 + 1 + 0 + 4 + 2 + 3 + 1.
     ASSERT_EQ(samples.samples_per_round(), 14);
     std::set<std::int32_t> begun;

@@ -175,7 +175,7 @@ TEST_F(PreferenceMismatches, AnswerThePromptsWithOthersAnswers) {
                                 judged_line("e", "fff", true) + judged_line("g", "h", false));
   const PreferenceOptions options{.seq_length = 6, .shuffle = false, .pairs = false, .mismatched = true};
   const auto samples = samples_of(dataset, options);
-  EXPECT_TRUE(samples->has_mismatched());
+  EXPECT_TRUE(samples->traits().has_mismatched);
   const std::vector<std::string> own{"ab....", "ccdd..", "efff..", "gh...."},
       tokens{"afff..", "cch...", "eb....", "gdd..."}, labels{"fff$..", ".h$...", "b$....", "dd$..."};
   const Numbers sides{1, -1, 1, -1}, numbers{0, 3, 4, 7};

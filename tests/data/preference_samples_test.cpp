@@ -171,9 +171,9 @@ TEST_F(PreferenceSampling, PacksTheTextsOfPairs) {
   EXPECT_EQ(samples->items(), 2);
   EXPECT_EQ(samples->tokens(), 11);
   EXPECT_DOUBLE_EQ(samples->filled(), 11.0 / 12);
-  EXPECT_TRUE(samples->keeps_documents_apart() && samples->has_sides() && samples->has_pairs() &&
-              samples->has_few_targets());
-  EXPECT_FALSE(samples->has_mismatched());
+  EXPECT_TRUE(samples->traits().keeps_documents_apart && samples->traits().has_sides &&
+              samples->traits().has_pairs && samples->traits().has_few_targets);
+  EXPECT_FALSE(samples->traits().has_mismatched);
   SampleRow row;
   row.types = {1, 2};  // of what was loaded before
   samples->load(0, row);
@@ -198,8 +198,8 @@ TEST_F(PreferenceSampling, GivesTextsRowsInTurns) {
   EXPECT_EQ(samples->items(), 2);
   EXPECT_EQ(samples->tokens(), 11);
   EXPECT_DOUBLE_EQ(samples->filled(), 11.0 / 20);
-  EXPECT_TRUE(samples->has_pairs());
-  EXPECT_FALSE(samples->keeps_documents_apart());
+  EXPECT_TRUE(samples->traits().has_pairs);
+  EXPECT_FALSE(samples->traits().keeps_documents_apart);
   const Shown tokens{"abc..", "abde.", "fg...", "fh..."}, labels{".c$..", ".de$.", "g$...", "h$..."};
   for (std::int32_t i = 0; i < 8; ++i) {
     SampleRow row;
@@ -302,8 +302,8 @@ TEST_F(PreferenceSampling, TakesTextsByThemselves) {
   for (const bool packed : {false, true}) {
     const PreferenceOptions options{.seq_length = 10, .packed = packed, .pairs = false};
     const auto of_judged = samples_of(judged, options), of_pairs = samples_of(pairs, options);
-    EXPECT_FALSE(of_judged->has_pairs());
-    EXPECT_TRUE(of_judged->has_sides());
+    EXPECT_FALSE(of_judged->traits().has_pairs);
+    EXPECT_TRUE(of_judged->traits().has_sides);
     EXPECT_EQ(of_judged->items(), 3);
     EXPECT_EQ(of_pairs->items(), 4);
     EXPECT_EQ(of_judged->samples_per_round(), packed ? 1 : 3);

@@ -52,7 +52,6 @@ class CountingText final : public Samples {
   std::int64_t tokens() const override { return 10 * length_; }
   std::int64_t tokens_before(std::int64_t position) const override { return position * length_; }
   std::int64_t samples_per_round() const override { return 10; }
-  bool keeps_documents_apart() const override { return false; }
   void load(std::int64_t position, SampleRow& row) const override {
     row.tokens.clear(), row.labels.assign(static_cast<std::size_t>(length_), 3);
     for (std::int64_t i = 0; i < length_; ++i)
@@ -194,7 +193,7 @@ TEST_F(Answers, LieBehindTheirPrompts) {
   const AnswerSamples samples(dataset, {0, 4}, options_);
   ASSERT_EQ(samples.samples_per_round(), 3) << "nothing is learned of the last";
   EXPECT_EQ(samples.cut(), 1);
-  EXPECT_TRUE(samples.tells_sources());
+  EXPECT_TRUE(samples.traits().tells_sources);
   SampleRow row;
   const auto n = no_label;
   samples.load(0, row);

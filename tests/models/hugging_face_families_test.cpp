@@ -200,7 +200,6 @@ TEST_P(Family, TheLossOfSpansIsThatOfTransformers) {
     std::int64_t tokens() const override { return 100; }
     std::int64_t tokens_before(std::int64_t position) const override { return position * seq_length(); }
     std::int64_t samples_per_round() const override { return 10; }
-    bool keeps_documents_apart() const override { return false; }
     void load(std::int64_t position, data::SampleRow& row) const override {
       row.tokens.clear();
       for (std::int64_t i = 0; i < seq_length(); ++i)

@@ -41,8 +41,7 @@ class AnswerSamples final : public Samples {
     return rounds_->tokens_before(position);
   }
   std::int64_t samples_per_round() const override { return static_cast<std::int64_t>(sequences_.size()); }
-  bool keeps_documents_apart() const override { return false; }
-  bool tells_sources() const override { return true; }
+  RowTraits traits() const override { return {.tells_sources = true}; }
   void load(std::int64_t position, SampleRow& row) const override;
   void will_need(std::int64_t position) const override;
   /// Samples whose prompt or answer loses tokens.

@@ -31,7 +31,7 @@ class DocumentSamples final : public Samples {
   std::int64_t tokens() const override { return tokens_; }
   std::int64_t tokens_before(std::int64_t position) const override;
   std::int64_t samples_per_round() const override { return packing_->rows(); }
-  bool keeps_documents_apart() const override { return true; }
+  RowTraits traits() const override { return {.keeps_documents_apart = true}; }
   void load(std::int64_t position, SampleRow& row) const override;
   void will_need(std::int64_t position) const override;
 

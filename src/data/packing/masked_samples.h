@@ -42,9 +42,11 @@ class MaskedSamples final : public Samples {
     return samples_->tokens_before(position);
   }
   std::int64_t samples_per_round() const override { return samples_->samples_per_round(); }
-  bool keeps_documents_apart() const override { return samples_->keeps_documents_apart(); }
-  bool pairs_texts() const override { return samples_->pairs_texts(); }
-  bool has_few_targets() const override { return true; }
+  RowTraits traits() const override {
+    RowTraits out = samples_->traits();
+    out.has_few_targets = true;
+    return out;
+  }
   void load(std::int64_t position, SampleRow& row) const override;
   void will_need(std::int64_t position) const override { samples_->will_need(position); }
 

@@ -140,7 +140,6 @@ class PackedSamples final : public Samples {
   std::int64_t epochs_per_round() const { return epochs_; }
   std::int64_t samples_per_round() const override { return samples_; }
 
-  bool keeps_documents_apart() const override { return false; }
   void load(std::int64_t position, SampleRow& row) const override;
   void will_need(std::int64_t position) const override;
 

@@ -46,8 +46,7 @@ class PairSamples final : public Samples {
     return rounds_->tokens_before(position);
   }
   std::int64_t samples_per_round() const override { return std::ssize(pieces_); }
-  bool keeps_documents_apart() const override { return true; }
-  bool pairs_texts() const override { return true; }
+  RowTraits traits() const override { return {.keeps_documents_apart = true, .pairs_texts = true}; }
   void load(std::int64_t position, SampleRow& row) const override;
   void will_need(std::int64_t position) const override;
 

@@ -50,11 +50,13 @@ class PreferenceSamples final : public Samples {
   std::int64_t tokens() const override { return tokens_; }
   std::int64_t tokens_before(std::int64_t position) const override;
   std::int64_t samples_per_round() const override;
-  bool keeps_documents_apart() const override { return options_.packed; }
-  bool has_few_targets() const override { return true; }
-  bool has_sides() const override { return true; }
-  bool has_pairs() const override { return options_.pairs; }
-  bool has_mismatched() const override { return options_.mismatched; }
+  RowTraits traits() const override {
+    return {.keeps_documents_apart = options_.packed,
+            .has_few_targets = true,
+            .has_sides = true,
+            .has_pairs = options_.pairs,
+            .has_mismatched = options_.mismatched};
+  }
   void load(std::int64_t position, SampleRow& row) const override;
   void load_mismatched(std::int64_t position, SampleRow& row) const override;
   void will_need(std::int64_t position) const override;

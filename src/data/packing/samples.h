@@ -29,6 +29,17 @@ struct SampleRow {
   std::vector<std::int32_t> sides, texts;
 };
 
+/// What all rows of some samples have.
+struct RowTraits {
+  bool keeps_documents_apart = false;  ///< ends
+  bool tells_sources = false;          ///< SampleRow::source: how much of an encoder's places holds tokens
+  bool pairs_texts = false;            ///< two texts (SampleRow::sentence)
+  bool has_few_targets = false;        ///< labels of few tokens, which batches then tell
+  bool has_sides = false;              ///< answers that people compared or judged
+  bool has_pairs = false;              ///< of these chosen and rejected ones in pairs, one behind the other
+  bool has_mismatched = false;         ///< rows beside them with other answers to the same prompts
+};
+
 /// An endless sequence of samples. What lies at a position is a pure function of the data, the settings and
 /// the position. Safe to share between ranks and threads.
 class Samples {
@@ -42,27 +53,12 @@ class Samples {
   virtual std::int64_t tokens_before(std::int64_t position) const = 0;
   /// Samples that make one pass, or as many passes as are shuffled together.
   virtual std::int64_t samples_per_round() const = 0;
-  /// Rows have ends.
-  virtual bool keeps_documents_apart() const = 0;
-
-  /// Rows tell how much of an encoder's places holds tokens (SampleRow::source).
-  virtual bool tells_sources() const { return false; }
-  /// Rows are pairs of texts (SampleRow::sentence).
-  virtual bool pairs_texts() const { return false; }
-  /// Few tokens have a label, which batches then tell.
-  virtual bool has_few_targets() const { return false; }
-
-  /// Rows have sides: answers that people compared or judged.
-  virtual bool has_sides() const { return false; }
-  /// Chosen and rejected ones come in pairs, one behind the other.
-  virtual bool has_pairs() const { return false; }
-  /// There are rows with other answers to the same prompts.
-  virtual bool has_mismatched() const { return false; }
+  virtual RowTraits traits() const { return {}; }
 
   /// Writes the sample at `position` ≥ 0. Throws Error{data} naming file, token, id for an id outside the
   /// vocabulary.
   virtual void load(std::int64_t position, SampleRow& row) const = 0;
-  /// The same with answers that belong to other prompts, where has_mismatched().
+  /// The same with answers that belong to other prompts, where RowTraits::has_mismatched.
   virtual void load_mismatched(std::int64_t position, SampleRow& row) const;
   /// Asks the kernel to read that sample ahead.
   virtual void will_need(std::int64_t position) const = 0;

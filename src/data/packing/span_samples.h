@@ -62,7 +62,6 @@ class SpanSamples final : public Samples {
   std::int64_t tokens() const override { return samples_->tokens() / lengths_.tokens * filled(); }
   std::int64_t tokens_before(std::int64_t position) const override { return position * filled(); }
   std::int64_t samples_per_round() const override { return samples_->samples_per_round(); }
-  bool keeps_documents_apart() const override { return false; }
   void load(std::int64_t position, SampleRow& row) const override;
   void will_need(std::int64_t position) const override { samples_->will_need(position); }
 

@@ -129,7 +129,7 @@ TrainedTokens make_token_rows(const GptConfig& config, const parallel::Layout& l
 void WithAdapter::check(const std::vector<nn::ParameterPtr>& parameters) const {
   std::vector<nn::ParameterPtr> base = parameters;
   std::erase_if(base, [](const auto& p) { return is_adapter(p->name); });
-  base_.check(base);
+  source_.check(base);
   if (adapter_) adapter_->check(adapter_parameters(parameters, saved_));
 }
 
@@ -139,12 +139,12 @@ bool WithAdapter::of_adapter(const std::string& name) const {
 }
 
 bool WithAdapter::has(const std::string& name) const {
-  return is_adapter(name) ? adapter_ && adapter_->has(name) : of_adapter(name) || base_.has(name);
+  return is_adapter(name) ? adapter_ && adapter_->has(name) : of_adapter(name) || source_.has(name);
 }
 
 void WithAdapter::read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,
                        const tensor::Tensor& to) {
-  (of_adapter(name) ? *adapter_ : base_).read(name, slice, begin, to);
+  (of_adapter(name) ? *adapter_ : source_).read(name, slice, begin, to);
 }
 
 }  // namespace sherd::models

@@ -47,21 +47,19 @@ std::int64_t encoder_width(const GptConfig& config);
 
 /// A model's weights, of which some come from `base` and those of adapters from `adapter`; null: it has none,
 /// and they keep the values that they were drawn with. Both must outlive it.
-class WithAdapter : public nn::WeightSource {
+class WithAdapter : public nn::ForwardedWeights {
  public:
   /// `saved`: parameters of the model itself that the adapter's files have, too (saved_parameters()).
   WithAdapter(nn::WeightSource& base, nn::WeightSource* adapter, std::vector<std::string> saved = {})
-      : base_(base), adapter_(adapter), saved_(std::move(saved)) {}
+      : ForwardedWeights(base), adapter_(adapter), saved_(std::move(saved)) {}
   void check(const std::vector<nn::ParameterPtr>& parameters) const override;
   bool has(const std::string& name) const override;
   void read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,
             const tensor::Tensor& to) override;
-  std::map<std::string, std::vector<float>> step_states() const override { return base_.step_states(); }
 
  private:
   bool of_adapter(const std::string& name) const;
 
-  nn::WeightSource& base_;
   nn::WeightSource* adapter_;
   std::vector<std::string> saved_;
 };

@@ -155,10 +155,10 @@ void WithoutProducts::read(const std::string& name, const Slice& slice, std::int
                            const Tensor& to) {
   const InitialProducts::Layer* layer =
       name.ends_with(".weight") ? products_.of(name.substr(0, name.rfind('.'))) : nullptr;
-  if (!layer) return products_.base().read(name, slice, begin, to);
+  if (!layer) return source_.read(name, slice, begin, to);
   device::Device& device = products_.device();
   const Tensor values = Tensor::on_host(device, {to.numel()}, DType::f32);
-  products_.base().read(name, slice, begin, values);
+  source_.read(name, slice, begin, values);
   const std::int64_t columns = layer->columns;
   const auto scale = static_cast<float>(layer->adapted.scale);
   slice.for_each_run(

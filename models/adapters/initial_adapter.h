@@ -91,19 +91,13 @@ class PlainLora : public nn::WeightSource {
 };
 
 /// The weights of a model whose LoRA begins as a part of them, without that part: W - scale·B·A.
-class WithoutProducts : public nn::WeightSource {
+class WithoutProducts : public nn::ForwardedWeights {
  public:
   /// `products` must outlive it.
-  explicit WithoutProducts(InitialProducts& products) : products_(products) {}
-  void check(const std::vector<nn::ParameterPtr>& parameters) const override {
-    products_.base().check(parameters);
-  }
-  bool has(const std::string& name) const override { return products_.base().has(name); }
+  explicit WithoutProducts(InitialProducts& products)
+      : ForwardedWeights(products.base()), products_(products) {}
   void read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,
             const tensor::Tensor& to) override;
-  std::map<std::string, std::vector<float>> step_states() const override {
-    return products_.base().step_states();
-  }
 
  private:
   InitialProducts& products_;

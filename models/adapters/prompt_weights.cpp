@@ -45,7 +45,7 @@ void TaskPrompt::check(const std::vector<nn::ParameterPtr>& parameters) const {
   model.assign_names();
   const bool whole = std::any_of(parameters.begin(), parameters.end(),
                                  [](const nn::ParameterPtr& p) { return !is_adapter(p->name); });
-  source().check(whole ? model.parameters() : adapter_parameters(model.parameters()));
+  source_.check(whole ? model.parameters() : adapter_parameters(model.parameters()));
   const Shape has{config_.adapter.virtual_tokens(), config_.hidden_size};
   for (const nn::ParameterPtr& p : parameters)
     if (p->name == prompt_parameter && p->logical_slice().logical() != has)
@@ -98,7 +98,7 @@ void VocabularyPrompt::check(const std::vector<nn::ParameterPtr>& parameters) co
 
 std::vector<float> VocabularyPrompt::make() {
   std::vector<float> out =
-      read_rows(source(), "tokens.weight", config_.padded_vocab(), config_.hidden_size, ids_, device());
+      read_rows(source_, "tokens.weight", config_.padded_vocab(), config_.hidden_size, ids_, device());
   const auto factor = static_cast<float>(config_.embedding_root(DType::f32));  // as tokens enter the model
   for (float& value : out) value *= factor;
   return out;

@@ -13,26 +13,23 @@ namespace sherd::models {
 inline constexpr const char* prompt_parameter = "tokens.adapter.prompt";
 
 /// Gives the vectors of a prompt, in fp32, as prompt_parameter; all else is another source's.
-class PromptSource : public nn::WeightSource {
+class PromptSource : public nn::ForwardedWeights {
  public:
   void read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,
             const tensor::Tensor& to) override;
-  bool has(const std::string& name) const override { return source_.has(name); }
-  std::map<std::string, std::vector<float>> step_states() const override { return source_.step_states(); }
 
  protected:
   /// Both must outlive it. `device`: whose memory it reads through.
-  PromptSource(nn::WeightSource& source, device::Device& device) : source_(source), device_(device) {}
+  PromptSource(nn::WeightSource& source, device::Device& device)
+      : ForwardedWeights(source), device_(device) {}
   /// Makes the vectors, one behind the other.
   virtual std::vector<float> make() = 0;
   /// A parameter's elements from `begin` on, `count` of them.
   std::vector<float> read_source(const std::string& name, const tensor::Shape& shape, std::int64_t begin,
                                  std::int64_t count) const;
-  nn::WeightSource& source() const { return source_; }
   device::Device& device() const { return device_; }
 
  private:
-  nn::WeightSource& source_;
   device::Device& device_;
   std::vector<float> vectors_;  ///< once they were asked for
 };

@@ -12,7 +12,7 @@ using tensor::Tensor;
 
 GrownVocabulary::GrownVocabulary(nn::WeightSource& source, const GptConfig& from, const GptConfig& to,
                                  device::Device& device)
-    : source_(source), from_(from.resolved()), to_(to.resolved()), device_(device) {
+    : ForwardedWeights(source), from_(from.resolved()), to_(to.resolved()), device_(device) {
   require(0 < from_.vocab_size && from_.vocab_size < to_.vocab_size, "a vocabulary of ", from_.vocab_size,
           " does not grow to ", to_.vocab_size);
 }

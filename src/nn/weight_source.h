@@ -29,4 +29,20 @@ class WeightSource {
   virtual std::map<std::string, std::vector<float>> step_states() const { return {}; }
 };
 
+/// The weights of another source, which must outlive it, but for what a class derived from it says.
+class ForwardedWeights : public WeightSource {
+ public:
+  void check(const std::vector<ParameterPtr>& parameters) const override { source_.check(parameters); }
+  bool has(const std::string& name) const override { return source_.has(name); }
+  void read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,
+            const tensor::Tensor& to) override {
+    source_.read(name, slice, begin, to);
+  }
+  std::map<std::string, std::vector<float>> step_states() const override { return source_.step_states(); }
+
+ protected:
+  explicit ForwardedWeights(WeightSource& source) : source_(source) {}
+  WeightSource& source_;
+};
+
 }  // namespace sherd::nn

@@ -17,13 +17,10 @@ void put_apart(std::string& nvme_path, bool exists) {
 }
 
 /// What fp32 masters of the parameters in `trained` would be rounded to.
-class AsMasters final : public nn::WeightSource {
+class AsMasters final : public nn::ForwardedWeights {
  public:
   AsMasters(nn::WeightSource& source, std::set<std::string> trained, device::Device& device)
-      : source_(source), trained_(std::move(trained)), device_(device) {}
-  void check(const std::vector<nn::ParameterPtr>& parameters) const override { source_.check(parameters); }
-  bool has(const std::string& name) const override { return source_.has(name); }
-  std::map<std::string, std::vector<float>> step_states() const override { return source_.step_states(); }
+      : ForwardedWeights(source), trained_(std::move(trained)), device_(device) {}
   void read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,
             const tensor::Tensor& to) override {
     if (to.dtype() != DType::bf16 || !trained_.contains(name)) return source_.read(name, slice, begin, to);
@@ -34,7 +31,6 @@ class AsMasters final : public nn::WeightSource {
   }
 
  private:
-  nn::WeightSource& source_;
   std::set<std::string> trained_;
   device::Device& device_;
 };

@@ -15,6 +15,14 @@ Expression constant(Value value) {
 
 }  // namespace
 
+Expression list_of(std::vector<Expression> items, bool tuple) {
+  return [items = std::move(items), tuple](Run& run) {
+    List out;
+    for (const Expression& item : items) out.push_back(item(run));
+    return Value::list(std::move(out), tuple);
+  };
+}
+
 Arguments CallSyntax::evaluate(Run& run) const {
   List positional;
   std::vector<std::pair<std::string, Value>> named;
@@ -182,11 +190,7 @@ Expression ExpressionParser::primary() {
       items.push_back(expression());
       if (!is_sign("]")) expect_sign(",");
     }
-    return [items = std::move(items)](Run& run) {
-      List out;
-      for (const Expression& item : items) out.push_back(item(run));
-      return Value::list(std::move(out));
-    };
+    return list_of(std::move(items), false);
   }
   if (take_sign("{")) return dictionary();
   wrong(cat("an expression is missing before ", shown()));
@@ -201,12 +205,7 @@ Expression ExpressionParser::parenthesis() {
     expect_sign(",");
     tuple = true;
   }
-  if (!tuple) return items[0];
-  return [items = std::move(items)](Run& run) {
-    List out;
-    for (const Expression& item : items) out.push_back(item(run));
-    return Value::list(std::move(out), true);
-  };
+  return tuple ? list_of(std::move(items), true) : items[0];
 }
 
 Expression ExpressionParser::dictionary() {

@@ -26,6 +26,9 @@ struct CallSyntax {
   Arguments evaluate(Run& run) const;
 };
 
+/// The list, or tuple, of what the items are.
+Expression list_of(std::vector<Expression> items, bool tuple);
+
 /// Makes functions of a template's expressions, whose tokens it goes through.
 class ExpressionParser {
  protected:

@@ -100,12 +100,7 @@ class Parser : ExpressionParser {
       if (here().kind == Kind::end_block || here().kind == Kind::end_print) break;
       items.push_back(expression());
     }
-    if (!tuple) return items[0];
-    return [items = std::move(items)](Run& run) {
-      List out;
-      for (const Expression& item : items) out.push_back(item(run));
-      return Value::list(std::move(out), true);
-    };
+    return tuple ? list_of(std::move(items), true) : items[0];
   }
 
   Statement block() {

@@ -18,11 +18,14 @@ struct KernelWork {
   std::int64_t rows = 0, columns = 0, depth = 0;
   bool fp8 = false;              ///< a product of operands in FP8
   bool weight_gradient = false;  ///< a product that sums over its operands' rows: aᵀ·b
-  /// Attention alone: of all heads the scores that some query sees, and all pairs of queries and keys; the
-  /// keys of a sequence. `depth` is a head's width.
+  /// Attention alone: of all heads the scores that some query sees, and all pairs of queries and keys.
+  /// `depth` is a head's width.
   double scores = 0, pairs = 0;
+  /// Attention alone: of the sequence without a window whose queries see as many keys in the mean. Tiles of a
+  /// window have as little between their begin and end as those of a short sequence.
   std::int64_t keys = 0;
-  bool backward = false;  ///< attention alone
+  bool backward = false;    ///< attention alone
+  bool host_reads = false;  ///< the host waits for what it makes before it queues more
 
   bool operator==(const KernelWork&) const = default;
 };

@@ -28,10 +28,12 @@ TEST(RecordingKernels, TellOfProductsInFp8) {
     k.to_fp8(of(k, {32, 48}), false, a, {});
     k.matmul({.c = of(k, {32, 16}, DType::f32), .fp8_a = a, .fp8_b = b});
   });
-  ASSERT_EQ(work.size(), 2u);
+  ASSERT_EQ(work.size(), 4u);
   EXPECT_EQ(work[0].family, KernelFamily::movement);
-  EXPECT_EQ(work[0].bytes, 2 * 32 * 48 + 32 * 48 + 4) << "the values, their codes and a scale";
-  EXPECT_EQ(work[1], (KernelWork{.family = KernelFamily::gemm,
+  EXPECT_EQ(work[0].bytes, 2 * 32 * 48 + 4) << "the values, for the largest";
+  EXPECT_EQ(work[1].bytes, 4 + 4) << "which becomes a scale";
+  EXPECT_EQ(work[2].bytes, 2 * 32 * 48 + 32 * 48 + 4) << "the values, their codes and a scale";
+  EXPECT_EQ(work[3], (KernelWork{.family = KernelFamily::gemm,
                                  .dtype = DType::bf16,
                                  .flops = 2.0 * 32 * 16 * 48,
                                  .bytes = 32 * 48 + 4 + 16 * 48 + 4 + 4 * 32 * 16,
@@ -39,6 +41,12 @@ TEST(RecordingKernels, TellOfProductsInFp8) {
                                  .columns = 16,
                                  .depth = 48,
                                  .fp8 = true}));
+  const auto by_blocks = work_of([](Kernels& k) {
+    k.to_fp8(of(k, {32, 128}), false,
+             empty_fp8(k.device(), {Fp8Format::e4m3, Fp8Scaling::blocks_1x128}, 32, 128), {});
+  });
+  ASSERT_EQ(by_blocks.size(), 1u) << "a tile has its scales at hand";
+  EXPECT_EQ(by_blocks[0].bytes, 2 * 32 * 128 + 32 * 128 + 4 * 32);
 }
 
 TEST(RecordingKernels, TellTheExtentsOfProducts) {
@@ -82,9 +90,20 @@ TEST(RecordingKernels, CountTheScoresThatQueriesSee) {
       EXPECT_EQ(work[0].flops, 2 * 2 * dim * batch * heads * seen) << "two products";
       EXPECT_EQ(work[1].flops, 2 * work[0].flops) << "four products";
       EXPECT_EQ(work[0].depth, dim);
-      EXPECT_EQ(work[0].keys, seq);
+      EXPECT_EQ(work[0].keys, window == 0 ? seq : 6) << "24 scores of 9 queries: as of 6 keys";
       EXPECT_TRUE(work[1].backward && !work[0].backward);
     }
+}
+
+TEST(RecordingKernels, TellWhatTheHostReads) {
+  const auto work = work_of([](Kernels& k) {
+    const Tensor logits = of(k, {5, 4}), weights = of(k, {5, 2});
+    k.route(logits, {}, {.top_k = 2}, of(k, {5, 4}), of(k, {5, 2}, DType::i32), weights);
+    k.combine_rows(of(k, {10, 16}), of(k, {5, 2}, DType::i32), weights, of(k, {5, 16}));
+  });
+  ASSERT_EQ(work.size(), 2u);
+  EXPECT_TRUE(work[0].host_reads && !work[1].host_reads);
+  EXPECT_EQ(work[0].bytes, 2 * (2 * 5 * 4 + 5 * 2) + 4 * 5 * 2);
 }
 
 TEST(RecordingKernels, CountTheRowsOfTablesThatAreLookedUp) {

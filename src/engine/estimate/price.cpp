@@ -148,7 +148,7 @@ double PassSeconds::computing() const {
 PassSeconds price(const std::vector<Work>& pass, const config::Machine& machine, const DeviceRates& rates,
                   Counted which) {
   PassSeconds out;
-  double calls_end = 0, queued = 0;
+  double calls_end = 0, queued = 0;  // when the last call ends; when the host has queued what came so far
   for (const Work& work : pass) {
     if (const auto* kernel = std::get_if<KernelWork>(&work)) {
       if (which != Counted::all && kernel->weight_gradient != (which == Counted::weight_gradients)) continue;
@@ -156,6 +156,7 @@ PassSeconds price(const std::vector<Work>& pass, const config::Machine& machine,
       const double seconds = seconds_of(*kernel, rates);
       out.kernels[static_cast<std::size_t>(kernel->family)] += seconds;
       out.seconds += seconds, out.flops += kernel->flops;
+      if (kernel->host_reads) queued = out.seconds = std::max(out.seconds, queued);
       continue;
     }
     if (which == Counted::weight_gradients) continue;

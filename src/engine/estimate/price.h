@@ -42,7 +42,8 @@ struct PassSeconds {
 enum class Counted : std::uint8_t { all, weight_gradients, others };
 
 /// Kernels run one after the other; an asynchronous call runs beside those that follow it, behind the calls
-/// before it; the pass ends with the last of either. Calls belong to `others`.
+/// before it; the pass ends with the last of either. Calls belong to `others`. The host queues works while
+/// those before them run, and from where it reads what one made it has nothing queued.
 PassSeconds price(const std::vector<Work>& pass, const config::Machine& machine,
                   const config::DeviceRates& rates, Counted which = Counted::all);
 

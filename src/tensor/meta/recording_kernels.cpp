@@ -1,5 +1,8 @@
 #include "tensor/meta/recording_kernels.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "tensor/extents.h"
 
 namespace sherd::tensor::meta {
@@ -39,6 +42,21 @@ void RecordingKernels::matmul(const Matmul& args) {
   inner_->matmul(args);
 }
 
+/// Where a scale is of a tensor or a row, all of it is seen once before it is quantised.
+void RecordingKernels::to_fp8(const Tensor& x, bool transposed, const Fp8Matrix& to, const Tensor& lost) {
+  if (to.rule.scaling == Fp8Scaling::tensor || to.rule.scaling == Fp8Scaling::rows) {
+    const auto scales = static_cast<double>(to.scales.bytes());
+    tell({.family = KernelFamily::movement,
+          .dtype = x.dtype(),
+          .bytes = static_cast<double>(x.bytes()) + scales});
+    tell({.family = KernelFamily::movement, .dtype = to.scales.dtype(), .bytes = 2 * scales});
+  }
+  KernelWork work{.family = KernelFamily::movement};
+  add(work, x), add(work, to), add(work, lost);
+  tell(work);
+  inner_->to_fp8(x, transposed, to, lost);
+}
+
 void RecordingKernels::copy_rows(const StridedRows& from, const StridedRows& to, std::int64_t rows,
                                  std::int64_t columns, bool accumulate) {
   const std::int64_t elements = rows * columns;
@@ -73,10 +91,12 @@ void RecordingKernels::embedding_backward(const Tensor& ids, const Tensor& dy, c
 
 void RecordingKernels::tell_attention(KernelWork work, const Tensor& qkv, const Attention& geometry) {
   const AttentionExtents e = attention_extents("attention", qkv, geometry);
+  const double seen = seen_scores(e), rows = static_cast<double>(e.seq);
   work.family = KernelFamily::attention, work.dtype = qkv.dtype();
-  work.scores = static_cast<double>(e.batch * e.heads) * seen_scores(e);
+  work.scores = static_cast<double>(e.batch * e.heads) * seen;
   work.pairs = static_cast<double>(e.batch * e.heads * e.seq) * static_cast<double>(e.seq);
-  work.keys = e.seq, work.depth = e.dim;
+  work.keys = std::min<std::int64_t>(e.seq, std::llround(std::ceil(2 * seen / rows)));
+  work.depth = e.dim;
   work.flops = (work.backward ? 8 : 4) * static_cast<double>(e.dim) * work.scores;
   tell(work);
 }
@@ -145,6 +165,15 @@ void RecordingKernels::delta_rule_backward(const Tensor& qkv, const Tensor& gate
   for (const Tensor& x : {qkv, gates, states, dout, dqkv, dgates}) add(work, x);
   tell_delta(work, e);
   inner_->delta_rule_backward(qkv, gates, rule, states, dout, dqkv, dgates);
+}
+
+/// Experts' rows are counted on the host, which tells it what to queue for them.
+void RecordingKernels::route(const Tensor& logits, const Tensor& bias, const Routing& routing,
+                             const Tensor& scores, const Tensor& chosen, const Tensor& weights) {
+  KernelWork work{.family = KernelFamily::routing, .host_reads = true};
+  for (const Tensor& x : {logits, bias, scores, chosen, weights}) add(work, x);
+  tell(work);
+  inner_->route(logits, bias, routing, scores, chosen, weights);
 }
 
 void RecordingKernels::combine_rows(const Tensor& rows, const Tensor& places, const Tensor& weights,

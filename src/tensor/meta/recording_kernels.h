@@ -6,6 +6,10 @@
 #include "tensor/kernel_work.h"
 #include "tensor/kernels.h"
 
+namespace sherd::tensor {
+struct DeltaExtents;
+}
+
 namespace sherd::tensor::meta {
 
 /// Kernels that tell of each call what it does, and pass it on to others: on a meta device a pass tells its
@@ -30,6 +34,7 @@ class RecordingKernels final : public ForwardingKernels<RecordingKernels> {
   }
 
   void matmul(const Matmul& args) override;
+  void to_fp8(const Tensor& x, bool transposed, const Fp8Matrix& to, const Tensor& lost) override;
   void copy_rows(const StridedRows& from, const StridedRows& to, std::int64_t rows, std::int64_t columns,
                  bool accumulate) override;
   void copy_strided(const Tensor& from, const Strides& strides, const Tensor& to) override;
@@ -46,13 +51,15 @@ class RecordingKernels final : public ForwardingKernels<RecordingKernels> {
   void delta_rule_backward(const Tensor& qkv, const Tensor& gates, const DeltaRule& rule,
                            const Tensor& states, const Tensor& dout, const Tensor& dqkv,
                            const Tensor& dgates) override;
+  void route(const Tensor& logits, const Tensor& bias, const Routing& routing, const Tensor& scores,
+             const Tensor& chosen, const Tensor& weights) override;
   void combine_rows(const Tensor& rows, const Tensor& places, const Tensor& weights,
                     const Tensor& out) override;
   void combine_rows_backward(const Tensor& rows, const Tensor& places, const Tensor& weights,
                              const Tensor& dout, const Tensor& drows, const Tensor& dweights) override;
 
  private:
-  void tell_delta(KernelWork work, const struct DeltaExtents& e);
+  void tell_delta(KernelWork work, const DeltaExtents& e);
   static void add(KernelWork& work, const Tensor& x) {
     if (work.bytes == 0 && x.defined()) work.dtype = x.dtype();
     work.bytes += static_cast<double>(x.bytes());

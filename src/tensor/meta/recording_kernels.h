@@ -33,30 +33,20 @@ class RecordingKernels final : public ForwardingKernels<RecordingKernels> {
     (inner_.get()->*kernel)(args...);
   }
 
-  void matmul(const Matmul& args) override;
-  void to_fp8(const Tensor& x, bool transposed, const Fp8Matrix& to, const Tensor& lost) override;
-  void copy_rows(const StridedRows& from, const StridedRows& to, std::int64_t rows, std::int64_t columns,
-                 bool accumulate) override;
-  void copy_strided(const Tensor& from, const Strides& strides, const Tensor& to) override;
-  void embedding(const Tensor& ids, const Tensor& table, const Tensor& out, const VocabSlice& slice) override;
-  void embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor& dtable, bool accumulate,
-                          const VocabSlice& slice, std::optional<DType> fold) override;
-  void attention(const Tensor& qkv, const Attention& geometry, const Tensor& out, const Tensor& lse) override;
-  void attention_backward(const Tensor& qkv, const Attention& geometry, const Tensor& out, const Tensor& lse,
-                          const Tensor& dout, const Tensor& dqkv) override;
-  void attend_stored(const Tensor& qkv, const Attention& geometry, const KeyStore& store, const Tensor& sinks,
-                     const Tensor& out) override;
-  void delta_rule(const Tensor& qkv, const Tensor& gates, const DeltaRule& rule, const StateStore& store,
-                  const Tensor& states, const Tensor& out) override;
-  void delta_rule_backward(const Tensor& qkv, const Tensor& gates, const DeltaRule& rule,
-                           const Tensor& states, const Tensor& dout, const Tensor& dqkv,
-                           const Tensor& dgates) override;
-  void route(const Tensor& logits, const Tensor& bias, const Routing& routing, const Tensor& scores,
-             const Tensor& chosen, const Tensor& weights) override;
-  void combine_rows(const Tensor& rows, const Tensor& places, const Tensor& weights,
-                    const Tensor& out) override;
-  void combine_rows_backward(const Tensor& rows, const Tensor& places, const Tensor& weights,
-                             const Tensor& dout, const Tensor& drows, const Tensor& dweights) override;
+  SHERD_DECLARE_KERNEL(matmul)
+  SHERD_DECLARE_KERNEL(to_fp8)
+  SHERD_DECLARE_KERNEL(copy_rows)
+  SHERD_DECLARE_KERNEL(copy_strided)
+  SHERD_DECLARE_KERNEL(embedding)
+  SHERD_DECLARE_KERNEL(embedding_backward)
+  SHERD_DECLARE_KERNEL(attention)
+  SHERD_DECLARE_KERNEL(attention_backward)
+  SHERD_DECLARE_KERNEL(attend_stored)
+  SHERD_DECLARE_KERNEL(delta_rule)
+  SHERD_DECLARE_KERNEL(delta_rule_backward)
+  SHERD_DECLARE_KERNEL(route)
+  SHERD_DECLARE_KERNEL(combine_rows)
+  SHERD_DECLARE_KERNEL(combine_rows_backward)
 
  private:
   void tell_delta(KernelWork work, const DeltaExtents& e);

@@ -78,7 +78,7 @@ std::size_t cut_before(std::string_view text, std::size_t most);
 /// One id per byte, and 256 for the end of a document.
 std::shared_ptr<const Tokenizer> make_byte_tokenizer();
 
-/// A SentencePiece model. The end of a document is the model's </s>; a model without one gets an id of
+/// A SentencePiece model. The end of a document is the model's `</s>`; a model without one gets an id of
 /// its own behind the last piece. Bytes that are no UTF-8 become byte pieces where the model has them, else
 /// U+FFFD. `bytes` are the file's, `model_path` is what spec() will name. Throws Error{data} for bytes that
 /// are no SentencePiece model.
@@ -114,7 +114,7 @@ std::string kind_of_tokenizer(const std::string& spec);
 struct TrainTokenizer {
   std::int64_t vocab_size = 8000;
   bool bpe = false;   ///< else unigram
-  bool mask = false;  ///< one of the ids is <mask>, a token that no text has
+  bool mask = false;  ///< one of the ids is `<mask>`, a token that no text has
 };
 
 /// Parses "spm-train:…"; false when `spec` is of another kind. Throws Error{config} for a bad number or

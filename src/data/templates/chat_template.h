@@ -35,14 +35,14 @@ struct AnswerEnd {
 
 /// How conversations are written down for a tokenizer: a template in transformers' language
 /// (jinja/template.h), as models are published with, or one of four that are here, after families' own:
-/// - chatml (Qwen and many others): <|im_start|>ROLE\nTEXT<|im_end|>\n
-/// - llama3: <|begin_of_text|>, then <|start_header_id|>ROLE<|end_header_id|>\n\nTEXT<|eot_id|>, with texts
-///   trimmed
-/// - mistral: <s>, then [INST] TEXT [/INST] ANSWER</s>; the system's text before the first user's (v0.2).
+/// - chatml (Qwen and many others): `<|im_start|>ROLE\nTEXT<|im_end|>\n`
+/// - llama3: `<|begin_of_text|>`, then `<|start_header_id|>ROLE<|end_header_id|>\n\nTEXT<|eot_id|>`, with
+///   texts trimmed
+/// - mistral: `<s>`, then `[INST] TEXT [/INST] ANSWER</s>`; the system's text before the first user's (v0.2).
 ///   With tokenizers that have the token [INST], no space before [/INST], and the system's text before the
 ///   last user's (v0.3); where they are byte-level, no other space (Nemo); with [SYSTEM_PROMPT], the system's
 ///   text between that and its end (Small)
-/// - plain, for tokenizers without such tokens: SYSTEM\n\n### User:\nTEXT\n\n### Assistant:\nANSWER and the
+/// - plain, for tokenizers without such tokens: `SYSTEM\n\n### User:\nTEXT\n\n### Assistant:\nANSWER` and the
 ///   end of the document
 /// In front of these stands the token with which the tokenizer begins documents, in place of the template's
 /// own, and they write the roles system, user and assistant alone. None puts in a system message that the

@@ -61,9 +61,10 @@ class Pattern {
   std::unique_ptr<Code> code_;  // null: text_ is looked for
 };
 
-/// An expression in PCRE2's words. Oniguruma's \s, \d, \w are written out, as PCRE2's differ (U+180E, marks);
-/// nested sets are joined, properties of scripts named as such, "{n,m}+" grouped. Throws Error{data} for what
-/// is not translated: back references, \b, intersections, POSIX brackets, options other than (?i:…), others.
+/// An expression in PCRE2's words. Oniguruma's `\s`, `\d`, `\w` are written out, as PCRE2's differ (U+180E,
+/// marks); nested sets are joined, properties of scripts named as such, "{n,m}+" grouped. Throws Error{data}
+/// for what is not translated: back references, `\b`, intersections, POSIX brackets, options other than
+/// (?i:…), others.
 std::string to_pcre(const std::string& expression);
 
 }  // namespace sherd::data

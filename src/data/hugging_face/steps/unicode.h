@@ -20,13 +20,14 @@ void append_utf8(char32_t character, std::string& text);
 
 /// White_Space.
 bool is_space(char32_t character);
-/// The characters that Python's str.strip() takes away and its \s matches: White_Space and U+001C to U+001F.
+/// The characters that Python's str.strip() takes away and its `\s` matches: White_Space and U+001C to
+/// U+001F.
 inline bool is_python_space(char32_t character) {
   return (character >= 0x1C && character <= 0x1F) || is_space(character);
 }
 /// Python's text.rstrip(), of valid UTF-8.
 std::string_view without_python_space_behind(std::string_view text);
-/// The characters of \w: Alphabetic, M, Nd, Pc and Join_Control (Unicode Technical Standard 18, annex C).
+/// The characters of `\w`: Alphabetic, M, Nd, Pc and Join_Control (Unicode Technical Standard 18, annex C).
 bool is_word(char32_t character);
 // What the tokenizers package asks of characters by a table of Unicode 8, which has no later ones.
 /// Mn.

@@ -11,9 +11,9 @@ namespace sherd::optim {
 /// Split masters: the bf16 parameter is the high half of the fp32 master p, so that the optimizer keeps only
 /// the 16 low bits beside it. With u the 32 bits of p,
 ///
-///   high = (u + 0x8000) >> 16   (round_master_to_bf16(p): to nearest, ties away from zero),
-///   low  = u & 0xffff,
-///   u    = ((high − (low ≥ 0x8000)) << 16) | low,   all modulo 2¹⁶ and 2³².
+///     high = (u + 0x8000) >> 16   (round_master_to_bf16(p): to nearest, ties away from zero),
+///     low  = u & 0xffff,
+///     u    = ((high − (low ≥ 0x8000)) << 16) | low,   all modulo 2¹⁶ and 2³².
 ///
 /// Every bit pattern comes back, also those of infinities and NaNs. (A lossless form of the split of Zamirai
 /// et al., "Revisiting BFloat16 training", 2020.) The memory of `high`, `low` and `master` must not overlap.

@@ -20,10 +20,10 @@ class ShardedModel;
 ///
 /// A pass may go through some of the parts of a model (nn::LayeredModel) while others go through the rest.
 ///
-///   pass.begin(parts, last); Var loss = model(pass.tape(), batch);
-///   pass.begin_backward(loss, seed); while (pass.continue_backward()) {}
-///   pass.end();
-///   ... and behind the last pass of a step ShardedModel::finish_gradients()
+///     pass.begin(parts, last); Var loss = model(pass.tape(), batch);
+///     pass.begin_backward(loss, seed); while (pass.continue_backward()) {}
+///     pass.end();
+///     ... and behind the last pass of a step ShardedModel::finish_gradients()
 class Pass {
  public:
   /// The model must outlive it.

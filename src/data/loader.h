@@ -56,7 +56,7 @@ class LoaderPosition {
 /// optimizer step depend on their position in the order only, not on how many ranks share the work. One
 /// thread per loader.
 ///
-///   for (auto& batch : loader) …   runs to the end of the epoch; the next loop goes on with the next epoch.
+///     for (auto& batch : loader) …  runs to the end of the epoch; the next loop goes on with the next epoch.
 class Loader {
  public:
   virtual ~Loader() = default;

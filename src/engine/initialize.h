@@ -58,8 +58,8 @@ struct Initialized {
 /// and for parameter groups that no section `optimizer` could have, or with parameters that are not the
 /// model's.
 ///
-///   auto [engine, optimizer, loader, scheduler] =
-///       sherd::initialize({.dist = dist, .model = model, .config = "c.json"});
+///     auto [engine, optimizer, loader, scheduler] =
+///         sherd::initialize({.dist = dist, .model = model, .config = "c.json"});
 Initialized initialize(const InitializeOptions& options);
 
 }  // namespace sherd

@@ -56,7 +56,7 @@ struct TrainerOptions {
 /// checkpoints, the best of them and early stopping, as `sherd train` does. One per rank, used from its
 /// thread; rank 0 speaks.
 ///
-///   Trainer(*engine, *loader, {.validation = &held_out}).run();
+///     Trainer(*engine, *loader, {.validation = &held_out}).run();
 class Trainer {
  public:
   /// The totals of a run.

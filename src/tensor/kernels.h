@@ -158,7 +158,7 @@ struct KeyStore {
 /// attention of Qwen3-Next: each value head has a state S [key_dim, value_dim], which a row t with query q,
 /// key k and value v of its head changes, and then reads:
 ///
-///   S ← exp(g[t])·S;  S ← S + k·(beta[t]·(v − kᵀS))ᵀ;  out[t] = qᵀS
+///     S ← exp(g[t])·S;  S ← S + k·(beta[t]·(v − kᵀS))ᵀ;  out[t] = qᵀS
 ///
 /// q and k are divided by √(Σ of their squares + epsilon) before, q also by √key_dim. A state begins at zero
 /// with each sequence, and with each document.

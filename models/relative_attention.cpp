@@ -10,7 +10,7 @@
 
 namespace sherd::models {
 
-using tensor::Tensor;
+using tensor::Shape, tensor::Tensor;
 
 std::int64_t relative_bucket(std::int64_t distance, bool both_sides, std::int64_t buckets,
                              std::int64_t most_distance) {

@@ -88,7 +88,9 @@ Family bert() {
           .lora_targets = {"query", "value"},
           .ia3_targets = {"key", "value", "output.dense"},
           .has = {"token_types"},
-          .lacks = bert_lacks};
+          .lacks = bert_lacks,
+          .gguf = {
+              .architecture = "bert", .post_norm_1 = "attn_output_norm", .post_norm_2 = "layer_output_norm"}};
 }
 
 }  // namespace sherd::models

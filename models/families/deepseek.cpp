@@ -45,6 +45,16 @@ std::optional<std::string> deepseek_lacks(const M& m) {
   return lacks_grouped_experts(m);
 }
 
+/// Of llama.cpp's graph, in which yarn's factor belongs to the scores alone, and norms have one epsilon.
+std::optional<std::string> lacks_other_latents(const M& m) {
+  if (m.norm_epsilon != m.mla.norm_epsilon) return "model.mla.norm_epsilon that is not model.norm_epsilon";
+  const config::RopeScaling& rope = m.rope_scaling;
+  const bool scaled = rope.type == RotaryScaling::yarn && rope.factor > 1;
+  if (scaled && (m.attention_multiplier == 0 || std::abs(rope.attention_factor - 1) > 1e-6))
+    return "positions scaled by yarn whose mscale is not mscale_all_dim";
+  return std::nullopt;
+}
+
 }  // namespace
 
 Family deepseek_v2() {
@@ -78,7 +88,12 @@ Family deepseek_v2() {
             if (m.moe.norm_topk) return "model.moe.norm_topk true";
             if (m.moe.correction_bias) return "model.moe.correction_bias";
             return deepseek_lacks(m);
-          }};
+          },
+          .gguf = {.architecture = "deepseek2", .pairs = true, .lacks = [](const M& m) {
+                     // Groups are chosen by their two best experts there.
+                     if (m.moe.groups > 1) return std::optional<std::string>("model.moe.groups");
+                     return lacks_other_latents(m);
+                   }}};
 }
 
 Family deepseek_v3() {
@@ -99,7 +114,8 @@ Family deepseek_v3() {
           .lacks = [](const M& m) -> std::optional<std::string> {
             if (auto found = lacks_sigmoid_router(m)) return found;
             return deepseek_lacks(m);
-          }};
+          },
+          .gguf = {.architecture = "deepseek2", .pairs = true, .lacks = lacks_other_latents}};
 }
 
 }  // namespace sherd::models

@@ -55,6 +55,18 @@ std::vector<OptionalPart> optional_parts(const config::Model& m) {
           {"logits_scaling", m.logits_scaling != plain.logits_scaling}};
 }
 
+std::optional<std::string> lacks_other_heads(const config::Model& m) {
+  if (m.head_dim * m.num_heads != m.hidden_size) return "model.head_dim that is not hidden_size/num_heads";
+  return std::nullopt;
+}
+
+std::optional<std::string> lacks_other_experts(const config::Model& m, bool weights_sum_to_1) {
+  const bool sum_to_1 = m.moe.norm_topk || m.moe.router == RouterScores::softmax_of_chosen;
+  if (sum_to_1 != weights_sum_to_1) return cat("model.moe.norm_topk ", sum_to_1 ? "true" : "false");
+  if (m.moe.every != 1 || m.moe.first_dense != 0) return "blocks without experts";
+  return std::nullopt;
+}
+
 const Family& family_of(config::ModelType type) {
   for (const Family& family : families())
     if (family.name == config::name_of(type)) return family;

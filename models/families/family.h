@@ -70,6 +70,22 @@ struct TensorNames {
   bool more_layers = false;  ///< files may have layers behind the model's, which predict further tokens
 };
 
+/// What a family's GGUF files have otherwise than others' (models/gguf), and what llama.cpp's graph of it
+/// lacks.
+struct Gguf {
+  const char* architecture = nullptr;  ///< null: llama.cpp reads no such models
+  bool pairs = false;         ///< rotary positions turn elements 2i and 2i + 1 of a head, not i and i + d/2
+  bool packed_qkv = false;    ///< queries, keys and values are one tensor
+  bool packed_up = false;     ///< gates and ups are one
+  bool own_head = false;      ///< scores have a table of their own also where it is that of tokens
+  bool windows = false;       ///< layers may have a window
+  bool rope_factors = false;  ///< pairs of a head may have factors of their own
+  bool tiled_values = false;  ///< linear attention's value heads of a key head lie apart
+  const char *norm_2 = "ffn_norm", *post_norm_1 = "post_attention_norm", *post_norm_2 = "post_ffw_norm";
+  /// The first thing of such a model that the graph does not have; null: nothing.
+  std::optional<std::string> (*lacks)(const config::Model&) = nullptr;
+};
+
 /// One family.
 struct Family {
   const char* name;                           ///< model_type; one of config::family_names()
@@ -96,6 +112,7 @@ struct Family {
   /// The first thing of such a model that the class does not have, beside what config::defaults_of()
   /// and the list above say; null: nothing more.
   std::optional<std::string> (*lacks)(const config::Model&) = nullptr;
+  Gguf gguf = {};
 };
 
 /// A part of a model that only some classes have, and whether the model has it.
@@ -144,6 +161,10 @@ JsonKeys grouped_experts_keys(bool norm_topk = true);  ///< norm_topk: weights m
 JsonKeys sigmoid_router_keys();
 std::optional<std::string> lacks_grouped_experts(const config::Model& model);
 std::optional<std::string> lacks_sigmoid_router(const config::Model& model);
+/// Of graphs whose queries are as wide as the stream.
+std::optional<std::string> lacks_other_heads(const config::Model& model);
+/// Of graphs with experts in every block, whose weights do or do not sum to 1.
+std::optional<std::string> lacks_other_experts(const config::Model& model, bool weights_sum_to_1);
 /// Lets intermediate_size be written as the width of an expert.
 void write_expert_width(JsonKeys& keys);
 

@@ -42,6 +42,17 @@ std::optional<std::string> gemma_lacks(const M& m) {
   return std::nullopt;
 }
 
+/// Of llama.cpp's graphs, which take the scale of scores from a head's size, and of the largest model, which
+/// has so many layers, from the width. There is no table of their own for scores.
+std::optional<std::string> lacks_other_scale(const M& m, std::int64_t largest) {
+  const std::int64_t scalar = m.num_layers == largest ? m.hidden_size / m.num_heads : m.head_dim;
+  const double own = m.attention_multiplier * m.attention_multiplier * static_cast<double>(scalar);
+  if (m.attention_multiplier != 0 && std::abs(own - 1) > 1e-6)
+    return cat("model.attention_multiplier that is not 1/sqrt(", scalar, ")");
+  if (!m.tied()) return "model.tie_embeddings false";
+  return std::nullopt;
+}
+
 /// c of c·tanh(s/c); null where scores stay as they are.
 JsonKey cap(const char* name, double M::*member) {
   const auto read = [](const Value& value) {
@@ -105,7 +116,10 @@ Family gemma2() {
           .names = gemma_names(),
           .has = {"sliding_window", "layer_types", "attention_multiplier", "attn_logit_softcapping",
                   "final_logit_softcapping"},
-          .lacks = gemma_lacks};
+          .lacks = gemma_lacks,
+          .gguf = {.architecture = "gemma2", .windows = true, .lacks = [](const M& m) {
+                     return lacks_other_scale(m, 46);
+                   }}};
 }
 
 Family gemma3() {
@@ -120,7 +134,10 @@ Family gemma3() {
           .keys = gemma3_keys(),
           .names = gemma_names(),
           .has = {"sliding_window", "layer_types", "sliding_rope", "attention_multiplier"},
-          .lacks = gemma_lacks};
+          .lacks = gemma_lacks,
+          .gguf = {.architecture = "gemma3", .windows = true, .lacks = [](const M& m) {
+                     return lacks_other_scale(m, 62);
+                   }}};
 }
 
 }  // namespace sherd::models

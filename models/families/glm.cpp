@@ -24,7 +24,8 @@ Family glm4() {
                     .up = {"mlp.gate_up_proj"},
                     .interleaved = true},
           .ia3_targets = {"k_proj", "v_proj", "down_proj"},
-          .has = {"partial_rotary_factor", "qkv_bias"}};
+          .has = {"partial_rotary_factor", "qkv_bias"},
+          .gguf = {.architecture = "glm4", .pairs = true, .packed_up = true}};
 }
 
 Family glm4_moe() {
@@ -51,7 +52,8 @@ Family glm4_moe() {
           .lacks = [](const M& m) -> std::optional<std::string> {
             if (auto found = lacks_sigmoid_router(m)) return found;
             return lacks_grouped_experts(m);
-          }};
+          },
+          .gguf = {.architecture = "glm4moe", .norm_2 = "post_attention_norm"}};
 }
 
 }  // namespace sherd::models

@@ -55,18 +55,24 @@ std::optional<std::string> gpt2_lacks(const M& m) {
 }  // namespace
 
 Family gpt2() {
-  return {.name = "gpt2",
-          .architecture = "GPT2LMHeadModel",
-          .class_defaults =
-              [](Published& p) {
-                set_sizes(p.model, {50257, 768, 0, 12, 12, 0, 1024});
-              },
-          .keys = keys(),
-          .names = names(),
-          .lora_targets = {"c_attn"},
-          .ia3_targets = {"c_attn", "mlp.c_proj"},
-          .has = {},
-          .lacks = gpt2_lacks};
+  return {
+      .name = "gpt2",
+      .architecture = "GPT2LMHeadModel",
+      .class_defaults =
+          [](Published& p) {
+            set_sizes(p.model, {50257, 768, 0, 12, 12, 0, 1024});
+          },
+      .keys = keys(),
+      .names = names(),
+      .lora_targets = {"c_attn"},
+      .ia3_targets = {"c_attn", "mlp.c_proj"},
+      .has = {},
+      .lacks = gpt2_lacks,
+      .gguf = {
+          .architecture = "gpt2", .packed_qkv = true, .lacks = [](const M& m) -> std::optional<std::string> {
+            if (m.activation != FfnActivation::gelu_tanh) return "model.activation \"gelu\"";
+            return std::nullopt;
+          }}};
 }
 
 }  // namespace sherd::models

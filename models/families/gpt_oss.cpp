@@ -1,4 +1,5 @@
 #include "models/families/family.h"
+#include "tensor/glu.h"
 
 // GPT-OSS, whose experts are published as one tensor of all, in MXFP4 or as they are.
 namespace sherd::models {
@@ -38,7 +39,9 @@ Family gpt_oss() {
           .names = {.router = "mlp.router", .expert_up = {"gate_up_proj"}, .stacked_experts = true},
           .ia3_targets = {"k_proj", "v_proj"},
           .has = {"sliding_window", "layer_types", "moe"},
-          .lacks = lacks_mixture};
+          .lacks = lacks_mixture,
+          .gguf = {
+              .architecture = "gpt-oss", .own_head = true, .windows = true, .norm_2 = "post_attention_norm"}};
 }
 
 }  // namespace sherd::models

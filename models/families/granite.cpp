@@ -28,7 +28,8 @@ Family granite() {
                               any("residual_multiplier", &M::residual_multiplier),
                               positive("attention_multiplier", &M::attention_multiplier).written(of_scores),
                               positive("logits_scaling", &M::logits_scaling)}),
-      .has = {"attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"}};
+      .has = {"attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"},
+      .gguf = {.architecture = "granite", .pairs = true, .rope_factors = true}};
 }
 
 }  // namespace sherd::models

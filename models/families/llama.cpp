@@ -205,7 +205,8 @@ Family llama() {
                                        "the family has none; where transformers passes it over, take it out "
                                        "of the file"),
                                   std::move(layer_types)}),
-          .has = {"bias", "mlp_bias"}};
+          .has = {"bias", "mlp_bias"},
+          .gguf = {.architecture = "llama", .pairs = true, .rope_factors = true}};
 }
 
 }  // namespace sherd::models

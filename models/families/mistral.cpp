@@ -13,7 +13,8 @@ Family mistral() {
                 set_sizes(p.model, {32000, 4096, 14336, 32, 32, 8, 131072});
                 p.window = 4096;
               },
-          .keys = joined(decoder_sizes(), no_biases(false, false), rope_keys(), window_keys())};
+          .keys = joined(decoder_sizes(), no_biases(false, false), rope_keys(), window_keys()),
+          .gguf = {.architecture = "llama", .pairs = true, .rope_factors = true}};
 }
 
 Family ministral3() {
@@ -34,7 +35,8 @@ Family ministral3() {
             if (m.rope_scaling.original_max_positions == 0)  // which the class always reads
               return "a model.rope_scaling without original_max_position_embeddings";
             return std::nullopt;
-          }};
+          },
+          .gguf = {.architecture = "mistral3", .pairs = true, .rope_factors = true}};
 }
 
 namespace {
@@ -68,7 +70,8 @@ Family mixtral() {
                     .expert_down = "w2"},
           .ia3_targets = {"k_proj", "v_proj"},
           .has = {"sliding_window", "moe"},
-          .lacks = lacks_mixture};
+          .lacks = lacks_mixture,
+          .gguf = {.architecture = "llama", .pairs = true, .rope_factors = true}};
 }
 
 }  // namespace sherd::models

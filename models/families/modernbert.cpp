@@ -106,7 +106,8 @@ Family modernbert() {
           .lora_targets = {"Wqkv"},
           .ia3_targets = {"Wqkv", "mlp.Wo"},
           .has = {"sliding_window", "layer_types", "sliding_rope"},
-          .lacks = modernbert_lacks};
+          .lacks = modernbert_lacks,
+          .gguf = {.architecture = "modern-bert", .packed_qkv = true, .packed_up = true, .windows = true}};
 }
 
 }  // namespace sherd::models

@@ -14,6 +14,18 @@ TensorNames olmo_names() {
           .post_norm_2 = "post_feedforward_layernorm"};
 }
 
+/// One graph for both, whose layers with a window have the others' base.
+Gguf olmo_gguf() {
+  return {.architecture = "olmo2",
+          .own_head = true,
+          .windows = true,
+          .lacks = [](const M& m) -> std::optional<std::string> {
+            if (m.sliding_rope && m.sliding_rope->rotary_base != m.rotary_base)
+              return "model.sliding_rope with another rope_theta";
+            return lacks_other_heads(m);
+          }};
+}
+
 void olmo_sizes(Published& p) {
   set_sizes(p.model, {50304, 4096, 11008, 32, 32, 0, 2048});
   p.model.norm_epsilon = 1e-5;
@@ -27,7 +39,8 @@ Family olmo2() {
           .class_defaults = olmo_sizes,
           .keys = joined(decoder_sizes(), no_biases(true, false), rope_keys()),
           .names = olmo_names(),
-          .has = {}};
+          .has = {},
+          .gguf = olmo_gguf()};
 }
 
 Family olmo3() {
@@ -41,7 +54,8 @@ Family olmo3() {
           .keys = joined(decoder_sizes(), no_biases(true, false), rope_keys({.sliding = true}),
                          window_keys({.listed = true, .always = true})),
           .names = olmo_names(),
-          .has = {"sliding_window", "layer_types", "sliding_rope"}};
+          .has = {"sliding_window", "layer_types", "sliding_rope"},
+          .gguf = olmo_gguf()};
 }
 
 }  // namespace sherd::models

@@ -68,7 +68,12 @@ Family phi3() {
           .lora_targets = {"qkv_proj"},
           .ia3_targets = {"qkv_proj", "down_proj"},
           .has = {"sliding_window", "partial_rotary_factor"},
-          .lacks = phi3_lacks};
+          .lacks = phi3_lacks,
+          .gguf = {.architecture = "phi3",
+                   .packed_qkv = true,
+                   .packed_up = true,
+                   .rope_factors = true,
+                   .lacks = lacks_other_heads}};
 }
 
 }  // namespace sherd::models

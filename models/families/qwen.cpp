@@ -148,6 +148,20 @@ std::optional<std::string> lacks_shared_experts(const M& m) {
   return lacks_experts(without);
 }
 
+std::optional<std::string> lacks_biases(const M& m) {
+  if (m.bias) return "model.bias";
+  return std::nullopt;
+}
+
+/// Of llama.cpp's graphs with linear attention.
+std::optional<std::string> lacks_other_hybrids(const M& m) {
+  const A& linear = m.linear_attention;
+  if (linear.key_head_dim != linear.value_head_dim)
+    return "model.linear_attention.value_head_dim that is not key_head_dim";
+  if (m.moe.experts > 0) return lacks_other_experts(m, true);
+  return std::nullopt;
+}
+
 void hybrid_defaults(Published& p, const ClassSizes& sizes) {
   set_sizes(p.model, sizes);
   p.model.linear_attention.num_value_heads = 32, p.rope_theta = 10000;
@@ -161,7 +175,8 @@ Family qwen2() {
           .architecture = "Qwen2ForCausalLM",
           .class_defaults = dense_defaults,
           .keys = dense_keys(true, false),
-          .has = {"sliding_window", "layer_types"}};
+          .has = {"sliding_window", "layer_types"},
+          .gguf = {.architecture = "qwen2", .lacks = lacks_other_heads}};
 }
 
 Family qwen3() {
@@ -169,7 +184,8 @@ Family qwen3() {
           .architecture = "Qwen3ForCausalLM",
           .class_defaults = [](Published& p) { dense_defaults(p), p.model.head_dim = 128; },
           .keys = dense_keys(false, true),
-          .has = {"sliding_window", "layer_types", "bias"}};
+          .has = {"sliding_window", "layer_types", "bias"},
+          .gguf = {.architecture = "qwen3", .lacks = lacks_biases}};
 }
 
 Family qwen3_moe() {
@@ -185,7 +201,11 @@ Family qwen3_moe() {
           .keys = moe_keys(false),
           .ia3_targets = {"k_proj", "v_proj"},
           .has = {"sliding_window", "moe", "bias"},
-          .lacks = lacks_experts};
+          .lacks = lacks_experts,
+          .gguf = {.architecture = "qwen3moe", .lacks = [](const M& m) {
+                     const auto found = lacks_biases(m);
+                     return found ? found : lacks_other_experts(m, true);
+                   }}};
 }
 
 Family qwen2_moe() {
@@ -202,25 +222,31 @@ Family qwen2_moe() {
           .names = {.shared = "mlp.shared_expert"},
           .ia3_targets = {"k_proj", "v_proj"},
           .has = {"moe"},
-          .lacks = lacks_shared_experts};
+          .lacks = lacks_shared_experts,
+          .gguf = {.architecture = "qwen2moe", .own_head = true, .lacks = [](const M& m) {
+                     const auto found = lacks_other_heads(m);
+                     return found ? found : lacks_other_experts(m, false);
+                   }}};
 }
 
 Family qwen3_next() {
-  return {.name = "qwen3_next",
-          .architecture = "Qwen3NextForCausalLM",
-          .class_defaults =
-              [](Published& p) {
-                hybrid_defaults(p, {151936, 2048, 5632, 48, 16, 2, 32768});
-                p.shared_width = 512, p.model.moe.experts = 512, p.model.moe.top_k = 10;
-                p.model.moe.ffn_hidden_size = 512;
-              },
-          .keys = hybrid_keys(hybrid_moe_keys(true)),
-          .names = {.shared = "mlp.shared_expert",
-                    .linear = {.qkv = "in_proj_qkvz", .ba = {"in_proj_ba"}, .grouped = true},
-                    .passed_over = {"mtp."}},
-          .ia3_targets = {"k_proj", "v_proj"},
-          .has = {"moe", "partial_rotary_factor", "layer_types", "linear_attention"},
-          .lacks = lacks_shared_experts};
+  return {
+      .name = "qwen3_next",
+      .architecture = "Qwen3NextForCausalLM",
+      .class_defaults =
+          [](Published& p) {
+            hybrid_defaults(p, {151936, 2048, 5632, 48, 16, 2, 32768});
+            p.shared_width = 512, p.model.moe.experts = 512, p.model.moe.top_k = 10;
+            p.model.moe.ffn_hidden_size = 512;
+          },
+      .keys = hybrid_keys(hybrid_moe_keys(true)),
+      .names = {.shared = "mlp.shared_expert",
+                .linear = {.qkv = "in_proj_qkvz", .ba = {"in_proj_ba"}, .grouped = true},
+                .passed_over = {"mtp."}},
+      .ia3_targets = {"k_proj", "v_proj"},
+      .has = {"moe", "partial_rotary_factor", "layer_types", "linear_attention"},
+      .lacks = lacks_shared_experts,
+      .gguf = {.architecture = "qwen3next", .norm_2 = "post_attention_norm", .lacks = lacks_other_hybrids}};
 }
 
 Family qwen3_5() {
@@ -232,7 +258,11 @@ Family qwen3_5() {
               },
           .keys = hybrid_keys({only("mlp_only_layers", config::is_empty, "there are no experts")}),
           .names = {.passed_over = {"mtp."}},
-          .has = {"partial_rotary_factor", "layer_types", "linear_attention"}};
+          .has = {"partial_rotary_factor", "layer_types", "linear_attention"},
+          .gguf = {.architecture = "qwen35",
+                   .tiled_values = true,
+                   .norm_2 = "post_attention_norm",
+                   .lacks = lacks_other_hybrids}};
 }
 
 Family qwen3_5_moe() {
@@ -251,7 +281,11 @@ Family qwen3_5_moe() {
           .lacks = [](const M& m) -> std::optional<std::string> {
             if (m.moe.every != 1 || m.moe.first_dense != 0) return "layers without experts";
             return lacks_shared_experts(m);
-          }};
+          },
+          .gguf = {.architecture = "qwen35moe",
+                   .tiled_values = true,
+                   .norm_2 = "post_attention_norm",
+                   .lacks = lacks_other_hybrids}};
 }
 
 }  // namespace sherd::models

@@ -44,19 +44,25 @@ JsonKey interval_key() {
 }  // namespace
 
 Family smollm3() {
-  return {.name = "smollm3",
-          .architecture = "SmolLM3ForCausalLM",
-          .class_defaults =
-              [](Published& p) {
-                set_sizes(p.model, {128256, 2048, 11008, 36, 16, 4, 32768});
-                p.use_sliding_window = false;
-              },
-          .keys = joined(decoder_sizes(), no_biases(true, true), rope_keys(), window_keys(),
-                         JsonKeys{no_rope_layers(), interval_key(),
-                                  only("use_sliding_window", config::is_false,
-                                       "layers with a window are not supported in this family"),
-                                  idle("max_window_layers")}),
-          .has = {"no_rope_layer_interval"}};
+  return {
+      .name = "smollm3",
+      .architecture = "SmolLM3ForCausalLM",
+      .class_defaults =
+          [](Published& p) {
+            set_sizes(p.model, {128256, 2048, 11008, 36, 16, 4, 32768});
+            p.use_sliding_window = false;
+          },
+      .keys = joined(decoder_sizes(), no_biases(true, true), rope_keys(), window_keys(),
+                     JsonKeys{no_rope_layers(), interval_key(),
+                              only("use_sliding_window", config::is_false,
+                                   "layers with a window are not supported in this family"),
+                              idle("max_window_layers")}),
+      .has = {"no_rope_layer_interval"},
+      .gguf = {
+          .architecture = "smollm3", .pairs = true, .lacks = [](const M& m) -> std::optional<std::string> {
+            if (m.no_rope_layer_interval != 4) return "model.no_rope_layer_interval that is not 4";
+            return std::nullopt;
+          }}};
 }
 
 }  // namespace sherd::models

@@ -142,6 +142,16 @@ void settle_layers(Published& p) {
   m.seq_length = m.max_positions = 2 * m.max_positions;
 }
 
+/// Of llama.cpp's graph.
+std::optional<std::string> lacks_other_stacks(const M& m) {
+  if (m.activation != FfnActivation::relu && m.activation != FfnActivation::geglu_tanh)
+    return "model.activation that is neither \"relu\" nor \"geglu_tanh\"";
+  if (m.relative_attention_max_distance != 128)
+    return "model.relative_attention_max_distance that is not 128";
+  if (m.num_layers > 2 * m.encoder.num_layers) return "a decoder of more layers than the encoder has";
+  return std::nullopt;
+}
+
 Family of_t5(const char* name, const char* architecture) {
   return {.name = name,
           .architecture = architecture,
@@ -151,7 +161,8 @@ Family of_t5(const char* name, const char* architecture) {
           .encoder_names = encoder_names(),
           .lora_targets = {"q", "v"},
           .ia3_targets = {"k", "v", "wo"},
-          .has = {"activation", "attention_multiplier", "logits_scaling"}};
+          .has = {"activation", "attention_multiplier", "logits_scaling"},
+          .gguf = {.architecture = "t5", .lacks = lacks_other_stacks}};
 }
 
 }  // namespace

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+// What GGUF files say of a vocabulary that a tokenizer.json does not, found in the latter.
+namespace sherd::models {
+
+using TokenIds = std::unordered_map<std::string, std::int64_t>;
+using TokenMerges =
+    std::vector<std::pair<std::string, std::string>>;  ///< in the order in which they are tried
+
+/// How llama.cpp cuts texts into words before byte-level BPE merges.
+struct PreTokenizer {
+  const char* name;
+  bool ignores_merges;  ///< a word that is a token is that token, whatever merges make of it
+};
+/// That of a sequence of steps, "split REGEX", "digits" (each by itself), "words" (GPT-2's); nullptr: none.
+/// `ignores_merges`: which of two is preferred.
+const PreTokenizer* pre_tokenizer_of(const std::vector<std::string>& steps, bool ignores_merges);
+
+/// A token that merges do not make of its letters, though it is no token of `added`; empty: they make all.
+std::string token_beyond_merges(const TokenIds& ids, const TokenMerges& merges,
+                                const std::unordered_set<std::string>& added);
+
+/// Ranks by which merging the two neighbours that together are the token of the lowest rank does what the
+/// merges do, as SentencePiece's scores do; nothing where there are none. `odd`: the first token for which
+/// there are none.
+std::optional<TokenIds> ranks_of_pieces(const TokenIds& ids, const TokenMerges& merges,
+                                        const std::unordered_set<std::string>& added, std::string& odd);
+
+/// The letter by which byte-level BPE writes a byte.
+std::string letter_of(int byte);
+
+/// The bytes of base64. Throws Error{data} for any other text.
+std::vector<std::uint8_t> bytes_of_base64(std::string_view text);
+
+}  // namespace sherd::models

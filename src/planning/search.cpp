@@ -5,6 +5,8 @@
 #include <bit>
 #include <map>
 #include <numeric>
+#include <queue>
+#include <tuple>
 
 #include "base/error.h"
 #include "engine/report/report.h"
@@ -131,7 +133,7 @@ class LayoutSearch {
 
   SearchResult in(int ranks) {
     ranks_ = ranks;
-    result_ = {}, least_ = 0;
+    result_ = {}, least_ = 0, passes_.clear();
     closest_.reset();
     for (const bool on_host : offloads()) {
       plans_.clear();
@@ -264,7 +266,8 @@ class LayoutSearch {
     return config;
   }
 
-  /// False where rough memory tells that it cannot fit.
+  /// Keeps the layout with a bound of its time: what it takes is found where that decides
+  /// (in_order_of_time()). False where rough memory tells that it cannot fit.
   bool price(const Layout& layout, std::int64_t batch, std::int64_t micro_batches) {
     Plan plan{layout, configured(layout, batch, micro_batches), {}};
     bool has_room = true;
@@ -284,10 +287,40 @@ class LayoutSearch {
         }
         return;
       }
-      plan.time = engine::step_time(plan.config, work, machine_, ranks_);
+      const auto [passes, added] = passes_.try_emplace(&work, 0);
+      if (added) passes->second = engine::pass_seconds(work, machine_, ranks_);
+      plan.time.seconds = 0.999 * passes->second * static_cast<double>(micro_batches) / layout.pipeline;
       plans_.push_back(std::move(plan));
     });
     return has_room;
+  }
+
+  /// Visits plans from the best on, until it is told that it is enough. A plan is priced once its bound is
+  /// the least of what is left, so that most never are.
+  void in_order_of_time(const std::function<bool(std::size_t)>& visit) {
+    using Next = std::tuple<double, bool, std::size_t>;  // cost or its bound, whether it is the cost, plan
+    std::priority_queue<Next, std::vector<Next>, std::greater<>> queue;
+    for (std::size_t i = 0; i < plans_.size(); ++i) queue.emplace(cost(plans_[i]), false, i);
+    while (!queue.empty()) {
+      const auto [value, priced, index] = queue.top();
+      queue.pop();
+      Plan& plan = plans_[index];
+      if (priced) {
+        if (!visit(index)) return;
+      } else if (attempt([&] {
+                   plan.time = engine::step_time(plan.config, work_.of(plan.config), machine_, ranks_);
+                 })) {
+        queue.emplace(cost(plan), true, index);
+      }
+    }
+  }
+  /// Likewise by memory.
+  void in_order_of_memory(const std::function<bool(std::size_t)>& visit) {
+    std::vector<std::pair<double, std::size_t>> order;
+    for (std::size_t i = 0; i < plans_.size(); ++i) order.emplace_back(rough(plans_[i]), i);
+    std::sort(order.begin(), order.end());
+    for (const auto& [value, index] : order)
+      if (!visit(index)) return;
   }
 
   /// False where the layout is none that a run would accept.
@@ -324,30 +357,28 @@ class LayoutSearch {
   void confirm() {
     const std::size_t most_looks = std::max<std::size_t>(96, 4 * options_.top);
     constexpr int most_looks_at_a_grid = 16;  // so that one of which nothing fits does not take them all
-    const auto in_order = [&](const auto& value) {
-      std::vector<std::pair<double, std::size_t>> order;
-      for (std::size_t i = 0; i < plans_.size(); ++i) order.emplace_back(value(plans_[i]), i);
-      std::sort(order.begin(), order.end());
-      return order;
-    };
     std::vector<bool> looked_at(plans_.size());
-    const auto look = [&](const auto& order) {
-      const std::size_t before = result_.best.size();
-      const auto found = [&] { return result_.best.size() - before; };
-      std::size_t looks = 0;
-      std::map<std::array<int, 5>, int> looks_at;
-      for (const auto& [value, index] : order) {
-        if (found() == options_.top || looks == most_looks) return;
-        const Layout& layout = plans_[index].layout;
-        if (looked_at[index] || is_shown(layout)) continue;
-        int& here = looks_at[grid_of(layout)];
-        if (options_.one_of_each_grid && here == most_looks_at_a_grid) continue;
-        looked_at[index] = true, ++here;
-        looks += confirm(plans_[index]) ? 1 : 0;
-      }
+    std::size_t looks = 0;
+    std::map<std::array<int, 5>, int> looks_at;
+    const std::size_t before = result_.best.size();
+    const auto look = [&](std::size_t index) {
+      if (result_.best.size() - before == options_.top || looks == most_looks) return false;
+      const Layout& layout = plans_[index].layout;
+      if (looked_at[index] || is_shown(layout)) return true;
+      int& here = looks_at[grid_of(layout)];
+      if (options_.one_of_each_grid && here == most_looks_at_a_grid) return true;
+      looked_at[index] = true, ++here;
+      looks += confirm(plans_[index]) ? 1 : 0;
+      return true;
     };
-    look(in_order([&](const Plan& plan) { return cost(plan); }));
-    if (result_.best.empty()) look(in_order([&](const Plan& plan) { return rough(plan); }));
+    if (options_.goal == Goal::memory)
+      in_order_of_memory(look);
+    else
+      in_order_of_time(look);
+    if (result_.best.empty()) {
+      looks = 0, looks_at.clear();
+      in_order_of_memory(look);
+    }
     if (result_.best.empty() && closest_) attempt([&] { result_.closest = exactly(*closest_, false).lacks; });
   }
 
@@ -398,6 +429,7 @@ class LayoutSearch {
   std::int64_t batch_;  ///< sequences of a step; 0: open
   int ranks_ = 1;
   std::vector<Plan> plans_;
+  std::map<const engine::ModelWork*, double> passes_;  ///< engine::pass_seconds() of what is recorded
   /// The kinds of recompute with which a layout of the grid under way may fit: what is too large stays so
   /// with larger micro-batches.
   std::vector<Recompute> has_room_;

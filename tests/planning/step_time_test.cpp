@@ -140,12 +140,14 @@ TEST(Price, TheHostQueuesNothingAheadOfWhatItReads) {
   config::DeviceRates rates = machine.rates[0];
   rates.launch = 2;
   const auto kernel = [](double seconds, bool host_reads = false) {
-    return KernelWork{.family = KernelFamily::routing, .bytes = seconds * bandwidth, .host_reads = host_reads};
+    return KernelWork{
+        .family = KernelFamily::routing, .bytes = seconds * bandwidth, .host_reads = host_reads};
   };
   const auto seconds = [&](const std::vector<Work>& pass) { return price(pass, machine, rates).seconds; };
   EXPECT_NEAR(seconds({kernel(9), kernel(1), kernel(1), kernel(1)}), 12, 1e-9) << "queued behind the first";
   EXPECT_NEAR(seconds({kernel(9, true), kernel(1), kernel(1), kernel(1)}), 9 + 3 * 2, 1e-9);
-  EXPECT_NEAR(seconds({kernel(1, true), kernel(9), kernel(1), kernel(1)}), 2 + 11, 1e-9) << "itself is queued";
+  EXPECT_NEAR(seconds({kernel(1, true), kernel(9), kernel(1), kernel(1)}), 2 + 11, 1e-9)
+      << "itself is queued";
 }
 
 /// A model of like parts, each of one product of a second forward, two backward, and a billion parameters.
@@ -218,6 +220,25 @@ TEST(StepTime, BubblesAreThoseOfThePapers) {
       EXPECT_NEAR(bubble(R"(, "virtual_stages": 4)"), ideal / 4, 1e-6 + 0.02 * ideal) << p << " " << m;
       EXPECT_LT(bubble(R"(, "schedule": "zero_bubble")"), 0.7 * ideal) << p << " " << m;
     }
+}
+
+/// A search prices what may be among the best alone, by this.
+TEST(StepTime, NoStepIsShorterThanAStagesShareOfThePasses) {
+  const ModelWork model = like_parts(16, 1'000'000'000);
+  EXPECT_DOUBLE_EQ(pass_seconds(model, plain_machine(), 8), 16 * 3);
+  for (const int p : {1, 2, 4})
+    for (const char* more : {"", R"(, "virtual_stages": 2)", R"(, "schedule": "zero_bubble")"})
+      for (const int ranks : {p, 4 * p})
+        for (const std::int64_t m : {4, 100}) {
+          if (p == 1 && *more) continue;
+          const StepTime step =
+              time_of(cat(R"(, "zero_optimization": {"stage": 1}, "parallel": {"pipeline": )", p, more, "}"),
+                      model, ranks, m);
+          EXPECT_GE(step.seconds, 0.999 * 16 * 3 * static_cast<double>(m) / p) << p << more << ranks << m;
+        }
+  ModelWork some = model;
+  some.keeping = some.parts;
+  EXPECT_EQ(pass_seconds(some, plain_machine(), 8), 0) << "nothing is said of several kinds";
 }
 
 /// A pipeline of p stages takes p − 1 + m times of a stage for m micro-batches that only go forward.

@@ -419,6 +419,17 @@ class Step {
 
 }  // namespace
 
+double pass_seconds(const ModelWork& model, const config::Machine& machine, int ranks) {
+  if (!model.keeping.empty()) return 0;
+  const config::DeviceRates& rates = machine.rates_of(std::min<std::int64_t>(ranks, machine.devices));
+  std::vector<double> of_kinds;
+  for (const PartWork& part : model.kinds)
+    of_kinds.push_back(price(part.forward, machine, rates).seconds +
+                       price(part.backward, machine, rates).seconds);
+  return std::accumulate(model.parts.begin(), model.parts.end(), 0.0,
+                         [&](double sum, std::size_t kind) { return sum + of_kinds[kind]; });
+}
+
 double update_bytes(const config::Config& config) {
   const sharding::PlacementTable table = sharding::make_placements(config);
   const auto bytes = [](DType dtype) { return static_cast<double>(size_of(dtype)); };

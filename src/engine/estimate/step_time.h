@@ -52,6 +52,11 @@ void require_rates(const config::Config& config, const config::Machine& machine,
 StepTime step_time(const config::Config& config, const ModelWork& model, const config::Machine& machine,
                    int ranks);
 
+/// The seconds of one micro-batch's passes through all parts of a model, but those before a step. A stage
+/// that has a share of the parts computes for that share of them: no step of m micro-batches over p stages is
+/// shorter than m/p of it. 0 where some micro-batches recompute and others do not.
+double pass_seconds(const ModelWork& model, const config::Machine& machine, int ranks);
+
 /// Bytes of memory that an update of Adam reads and writes per parameter: 28 in fp32.
 double update_bytes(const config::Config& config);
 

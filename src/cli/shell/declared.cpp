@@ -20,8 +20,16 @@ std::vector<std::string> split_at(const std::string& text, char mark) {
   return out;
 }
 
-bool is_placeholder(const std::string& word) {
+bool is_upper(const std::string& word) {
   return std::all_of(word.begin(), word.end(), [](unsigned char c) { return std::isupper(c) || c == '_'; });
+}
+
+/// FILE, F, PREFIX, or a name with an ending: F.jsonl.
+bool names_file(const std::string& shown) {
+  const std::size_t dot = shown.find('.');
+  const bool ending = dot + 1 < shown.size() && std::islower(static_cast<unsigned char>(shown[dot + 1]));
+  return shown == "FILE" || shown == "F" || shown == "PREFIX" ||
+         (dot != std::string::npos && ending && is_upper(shown.substr(0, dot)));
 }
 
 /// "spm:" of "spm:MODEL" and "a" of "a,...": what is typed as it stands.
@@ -58,13 +66,14 @@ Expected expected_of(const std::string& shown) {
   if (shown.find('|') != std::string::npos) {
     Expected out{Kind::choice};
     for (const std::string& word : split_at(shown, '|'))
-      if (is_placeholder(word))
+      if (is_upper(word) || names_file(word))
         out.or_file = true;
       else
         out.words.push_back(typed(word));
+    if (out.words.empty()) out.kind = Kind::file;
     return out;
   }
-  if (shown == "FILE" || shown == "F" || shown.starts_with("F.") || shown == "PREFIX") return {Kind::file};
+  if (names_file(shown)) return {Kind::file};
   const bool folder = shown == "D" || shown == "DIR" || shown.ends_with("_DIR") || shown == "CKPT";
   return {folder || shown == "RUN" ? Kind::folder : Kind::text};
 }

@@ -40,9 +40,10 @@ struct Expected {
   bool or_file = false;  ///< beside the choices
 };
 
-/// What a value may be, by how the help shows it: a file where it is FILE, F, F.ENDING or PREFIX, a folder
-/// where it is D, DIR, X_DIR, CKPT or RUN, one of a|b|c, whose last one may be FILE, and a key where it is
-/// a.b.c=V, or section.K=V. Of choices with a colon, as in spm:MODEL, what is behind that is left out.
+/// What a value may be, by how the help shows it: a file where it is FILE, F, NAME.ending or PREFIX, a folder
+/// where it is D, DIR, X_DIR, CKPT or RUN, one of a|b|c, among which FILE and other names may be, and a key
+/// where it is a.b.c=V, or section.K=V. Of choices with a colon, as in spm:MODEL, what is behind that is left
+/// out.
 Expected expected_of(const std::string& shown);
 /// The same of values that no option takes, one by one; the last is what all further ones may be.
 std::vector<Expected> expected_rest(const CommandLine& line);

@@ -41,9 +41,13 @@ struct Field {
 /// What stands on a line.
 struct Line {
   std::string counter;
-  double done = 0, total = 0;  ///< total 0: there is no bar
+  double share = 0;  ///< 0…1; negative: unknown, and there is no bar
   std::vector<Field> fields;
 };
+
+double share_of(double done, double total) {
+  return total > 0 ? std::clamp(done / total, 0.0, 1.0) : 0;
+}
 
 std::vector<Field> fields_of(const ProgressState& state) {
   std::vector<Field> fields{{1, printed("loss %.4f", state.loss)}};
@@ -71,13 +75,12 @@ bool locale_is_utf8() {
 /// As much of it as fits.
 std::string fitted(const Line& whole, int width, BarStyle style) {
   constexpr int shortest_bar = 10, longest_bar = 40;
-  const double share = whole.total > 0 ? std::clamp(whole.done / whole.total, 0.0, 1.0) : 0;
-  const std::string percent = whole.total > 0 ? printed(" %3.0f%%", std::floor(share * 100)) : "";
+  bool with_bar = whole.share >= 0;
+  const std::string percent = with_bar ? printed(" %3.0f%%", std::floor(whole.share * 100)) : "";
   const int fixed = static_cast<int>(whole.counter.size() + percent.size());
   std::vector<Field> fields = whole.fields;
   // The bar matters more than validation loss and MFU, and less than the rest.
   constexpr int bar_rank = 3;
-  bool with_bar = whole.total > 0;
   const auto room = [&] { return width - fixed - length_of(fields); };
   while (room() < (with_bar ? shortest_bar + 1 : 0)) {
     const auto least = std::max_element(fields.begin(), fields.end(),
@@ -90,7 +93,7 @@ std::string fitted(const Line& whole, int width, BarStyle style) {
       break;
   }
   std::string line = whole.counter;
-  if (with_bar) line += ' ' + bar(share, std::min(longest_bar, room() - 1), style);
+  if (with_bar) line += ' ' + bar(whole.share, std::min(longest_bar, room() - 1), style);
   line += percent;
   for (const Field& field : fields) line += "  " + field.text;
   if (room() < 0)
@@ -105,8 +108,8 @@ BarStyle BarStyle::of(int descriptor) {
 }
 
 std::string format_bar(const ProgressState& state, int width, BarStyle style) {
-  const auto step = static_cast<double>(state.step), steps = static_cast<double>(state.total_steps);
-  return fitted({cat(state.title, state.step, '/', state.total_steps), step, steps, fields_of(state)}, width,
+  const double share = share_of(static_cast<double>(state.step), static_cast<double>(state.total_steps));
+  return fitted({cat(state.title, state.step, '/', state.total_steps), share, fields_of(state)}, width,
                 style);
 }
 
@@ -115,7 +118,9 @@ std::string format_work(const WorkState& state, int width, BarStyle style) {
     if (state.unit.empty()) return human_bytes(static_cast<std::uint64_t>(value));
     return value < 1e5 ? printed("%.0f", value) : human_count(value);
   };
-  Line line{cat(state.title, ": ", amount(state.done)), state.done, state.total, {}};
+  Line line{cat(state.title, ": ", amount(state.done)),
+            state.total > 0 ? share_of(state.done, state.total) : -1,
+            {}};
   if (state.total > 0) line.counter += cat(" of ", amount(state.total));
   if (!state.unit.empty()) line.counter += cat(' ', state.unit);
   if (!state.more.empty()) line.fields.push_back({4, state.more});

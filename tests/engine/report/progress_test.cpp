@@ -77,6 +77,27 @@ TEST(FormatBar, SurvivesOddStates) {
   EXPECT_THAT(bar(399, 400), HasSubstr(" 99%"));  // not done yet
 }
 
+TEST(FormatBar, OnlyTheBarHasColour) {
+  EXPECT_THAT(format_bar(example(), 100, {.colour = true}), HasSubstr("120/400 \x1b[36m[####"));
+  EXPECT_EQ(format_bar(example(), 20, {.colour = true}), format_bar(example(), 20, {}));
+}
+
+TEST(FormatWork, TellsWhatIsDoneAndWhatIsLeft) {
+  WorkState state{
+      .title = "evaluating", .done = 50, .total = 200, .unit = "examples", .more = {}, .seconds = 10};
+  const std::string line = format_work(state, 100, {});
+  EXPECT_THAT(line, ::testing::StartsWith("evaluating: 50 of 200 examples [####"));
+  EXPECT_THAT(line, HasSubstr("]  25%  "));
+  EXPECT_THAT(line, HasSubstr("ETA 30.0s"));
+  for (int width = 1; width < 100; ++width)
+    EXPECT_LE(columns(format_work(state, width, {.unicode = true})), width);
+  EXPECT_EQ(format_work(state, 12, {}), "evaluating: ");
+  state.total = 0, state.unit = "", state.done = 3 << 20, state.seconds = 0, state.more = "7 tokens";
+  const std::string unknown = format_work(state, 100, {});
+  EXPECT_THAT(unknown, ::testing::StartsWith("evaluating: 3"));
+  EXPECT_THAT(unknown, ::testing::EndsWith(" MiB  7 tokens")) << "no share of what is not known";
+}
+
 TEST(FormatPlain, HasEveryFigure) {
   EXPECT_EQ(format_plain(example()),
             "step 120/400  loss 4.32100  val_loss 4.50000  lr 3.000e-04  grad_norm 1.250  12.3k tok/s  mfu "
@@ -158,6 +179,38 @@ TEST(Progress, RedrawsOneLineOnATerminal) {
       << "a thousand quick steps were drawn more than ten times a second";
   const std::size_t last = shown.rfind("\x1b[K") + 3;
   EXPECT_LT(shown.find("\r\n", last) - last, 60u);
+}
+
+TEST(WorkBar, IsWipedWhenItGoesAndBeforeASignal) {
+  int status = 0;
+  std::string shown = on_terminal(status, [](int terminal) {
+    WorkBar bar(terminal);
+    for (int i = 0; i < 1000; ++i) bar.show({.title = "importing", .done = 1.0 * i, .total = 1000});
+  });
+  EXPECT_THAT(shown, HasSubstr("importing: 0 "));
+  EXPECT_THAT(shown, ::testing::EndsWith("\r\x1b[K\x1b[?25h"));
+  EXPECT_LE(count_of(shown, "importing"), 20) << "drawn more than ten times a second";
+  shown = on_terminal(status, [](int terminal) {
+    WorkBar bar(terminal);
+    bar.show({.title = "importing", .done = 1, .total = 2});
+    std::raise(SIGINT);
+  });
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGINT);
+  EXPECT_THAT(shown, ::testing::EndsWith("\r\x1b[K\x1b[?25h"));
+}
+
+TEST(WorkBar, IsNotShownWhereTheLogIsQuiet) {
+  int status = 0;
+  const std::string shown = on_terminal(status, [](int terminal) {
+    set_log_level(LogLevel::warning);
+    WorkBar(terminal).show({.title = "importing", .done = 1, .total = 2});
+    Progress progress(terminal, 10, 1);
+    progress.update(example());
+    log_warning("w");
+  });
+  EXPECT_THAT(shown, Not(HasSubstr("importing")));
+  EXPECT_THAT(shown, Not(HasSubstr("120/400")));
+  EXPECT_THAT(shown, HasSubstr("warning:"));
 }
 
 TEST(Progress, ASignalBringsTheCursorBack) {

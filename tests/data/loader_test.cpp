@@ -42,10 +42,12 @@ TEST_F(TokenLoading, LabelsAreTheNextTokens) {
   EXPECT_EQ(batch.at("labels").shape(), (tensor::Shape{3, 8}));
   const auto tokens = values(batch.at("tokens")), labels = values(batch.at("labels"));
   for (std::size_t row = 0; row < 3; ++row) {
-    std::vector<std::int32_t> sample(9);
-    samples()->read(static_cast<std::int64_t>(row), sample);
-    EXPECT_TRUE(std::equal(sample.begin(), sample.end() - 1, tokens.begin() + static_cast<long>(row) * 8));
-    EXPECT_TRUE(std::equal(sample.begin() + 1, sample.end(), labels.begin() + static_cast<long>(row) * 8));
+    SampleRow sample{.tokens = std::vector<std::int32_t>(8), .labels = std::vector<std::int32_t>(8)};
+    samples()->load(static_cast<std::int64_t>(row), sample);
+    const auto begin = static_cast<long>(row) * 8;
+    EXPECT_TRUE(std::equal(sample.tokens.begin(), sample.tokens.end(), tokens.begin() + begin));
+    EXPECT_TRUE(std::equal(sample.labels.begin(), sample.labels.end(), labels.begin() + begin));
+    EXPECT_TRUE(std::equal(tokens.begin() + begin + 1, tokens.begin() + begin + 8, labels.begin() + begin));
   }
 }
 

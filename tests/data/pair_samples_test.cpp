@@ -225,7 +225,7 @@ TEST_F(TextPairs, ComeInBatches) {
   masking.special.assign(static_cast<std::size_t>(ids), false);
   masking.special[pair_begin] = masking.special[pair_end] = true;
   const auto masked = std::make_shared<MaskedSamples>(both, masking);
-  ASSERT_TRUE(masked->pairs_texts());
+  ASSERT_TRUE(masked->traits().pairs_texts);
   TokenLoader loader(masked, {.micro_batch = 4}, *cpu.device);
   const tensor::Batch batch = loader.next();
   const std::vector<double> labels = cpu.values(batch.at("sentence_labels")),

@@ -34,6 +34,26 @@ class LentStorage final : public LentMemory, public std::enable_shared_from_this
   bool lent_ = false;
 };
 
+/// A store's pages(), while somebody or transfers hold them.
+class OwnPages final : public LentMemory, public std::enable_shared_from_this<OwnPages> {
+ public:
+  OwnPages(std::shared_ptr<TransferQueue> queue, device::Ledger& ledger, Category category, std::size_t bytes)
+      : queue_(std::move(queue)), charge_(ledger, Tier::host, category, bytes), memory_(bytes) {}
+  ~OwnPages() override {
+    if (!queue_) return;  // of a dry store
+    queue_->take_back(memory_.data());
+    if (queue_->abandoned()) charge_.keep();  // its request may have held us longer than the ledger lives
+  }
+  std::byte* data() const { return memory_.data(); }
+  bool lend() { return queue_ && queue_->lend(memory_.data(), memory_.bytes(), weak_from_this()); }
+  std::shared_ptr<void> hold(const std::byte*, std::size_t) override { return shared_from_this(); }
+
+ private:
+  std::shared_ptr<TransferQueue> queue_;
+  Charge charge_;
+  HostMemory memory_;
+};
+
 const StoreOptions& validated(const StoreOptions& options) {
   const auto check = [](bool good, const auto&... message) {
     if (!good) fail(ErrorKind::config, message...);
@@ -148,6 +168,15 @@ Io Store::read(const Span& span, std::uint64_t offset, void* to, std::size_t byt
 Io Store::write(const Span& span, std::uint64_t offset, const void* from, std::size_t bytes) {
   // Writes only read it; requests have one type of pointer.
   return start(span, true, offset, static_cast<std::byte*>(const_cast<void*>(from)), bytes);
+}
+
+Pages Store::pages(std::size_t bytes, Category category) {
+  const auto memory = std::make_shared<OwnPages>(queue_, ledger_, category, round_up(bytes, page));
+  Pages out;
+  out.registered_ = memory->lend();
+  out.data_ = memory->data();
+  out.memory_ = memory;
+  return out;
 }
 
 Loan Store::lend(const device::Storage& storage) {

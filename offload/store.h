@@ -4,7 +4,7 @@
 // "How the store works", tells what keeps it right.
 //
 // To change, look at:
-// - the interface, and memory that is lent to transfers: store.h; buffers: buffer_pool.h
+// - the interface, and memory that transfers use as it is: store.h
 // - how transfers are cut, ordered and watched: queue/ (transfer.h cuts and checks, transfer_queue.h orders,
 //   io_thread.h runs)
 // - the file, its lock and its space: file/swap_file.h
@@ -127,6 +127,21 @@ class Loan {
   friend class Store;
 };
 
+/// Zeroed host memory on page boundaries, which a store transfers without a copy; see Store::pages().
+class Pages {
+ public:
+  Pages() = default;  ///< none
+  std::byte* data() const { return data_; }
+  /// Whether the kernel took them as registered memory.
+  bool registered() const { return registered_; }
+
+ private:
+  std::shared_ptr<LentMemory> memory_;  // shared with transfers
+  std::byte* data_ = nullptr;
+  bool registered_ = false;
+  friend class Store;
+};
+
 /// One rank's bytes on NVMe: named spans of one file, read and written asynchronously. Scratch space: the
 /// file goes with the store, and one that a dead run left is taken over.
 ///
@@ -134,19 +149,19 @@ class Loan {
 /// bytes, at most `queue_depth` of them under way, the rest queued. Transfers whose ranges share a page run
 /// in the order of the calls unless both only read, so a read sees every earlier write. Any address, offset
 /// and length will do, and no byte outside of the given range is touched; whole pages of memory that is a
-/// BufferPool's or lent travel without a copy, everything else through buffers of the store. Until the Io is
-/// done the memory must live, and what is written must not change.
+/// store's pages() or lent travel without a copy, everything else through buffers of the store. Until the Io
+/// is done the memory must live, and what is written must not change.
 ///
 /// The first transfer that fails or misses its deadline breaks the store: it may no longer hold what was
 /// written. All unfinished transfers end with that error and later calls throw it. At a deadline the kernel
-/// may still hold memory; that is only ever memory of the store, of a BufferPool or lent, which stays
+/// may still hold memory; that is only ever memory of the store, its pages() or lent, which stays
 /// allocated until it is given back.
 ///
-/// Thread-safe. Handles (Span, Io, pools) may outlive the store; transfers may not be started then.
+/// Thread-safe. Handles (Span, Io, Pages) may outlive the store; transfers may not be started then.
 class Store {
  public:
   /// Makes the file. Throws Error{config} for options that make no sense, Error{io} where the folder cannot
-  /// be used or where a live process uses the same file. The ledger must outlive the store and its pools.
+  /// be used or where a live process uses the same file. The ledger must outlive the store and its pages.
   Store(const StoreOptions& options, device::Ledger& ledger);
   /// The same over a given backend, whatever options.backend says.
   Store(const StoreOptions& options, device::Ledger& ledger, std::unique_ptr<IoBackend> backend);
@@ -172,10 +187,15 @@ class Store {
   /// Starts to copy memory over bytes [offset, offset + bytes) of the span.
   Io write(const Span& span, std::uint64_t offset, const void* from, std::size_t bytes);
 
-  /// Lets transfers use the storage directly, as they do a BufferPool's memory, until the Loan goes and they
-  /// have ended. Requests that a failure left with the device keep the storage from being freed, not from
-  /// being used: after the store's error its content may still change. Only pages on page boundaries travel
-  /// without a copy. Throws Error{usage} for storage that is lent already.
+  /// Whole pages for `bytes` bytes, until the result goes and transfers of them have ended; they may outlive
+  /// the store. Charges them to the host tier under `category`. They are registered with the kernel where it
+  /// allows that; a refusal (memory-lock limits) costs a little speed and is logged once. Throws
+  /// Error{memory} at the ledger's limit or when the system has no more.
+  Pages pages(std::size_t bytes, device::Category category);
+  /// Lets transfers use the storage directly, as they do pages(), until the Loan goes and they have ended.
+  /// Requests that a failure left with the device keep the storage from being freed, not from being used:
+  /// after the store's error its content may still change. Only pages on page boundaries travel without a
+  /// copy. Throws Error{usage} for storage that is lent already.
   Loan lend(const device::Storage& storage);
 
   /// `observer` is told of transfers from here on, on the store's thread, and must not call the store; null:
@@ -206,7 +226,6 @@ class Store {
   std::vector<Charge> charges_;           // guarded by mutex_
   std::shared_ptr<TransferQueue> queue_;  // null when dry
   std::atomic<std::uint64_t> dry_read_ = 0, dry_written_ = 0;
-  friend class BufferPool;
 };
 
 }  // namespace sherd::offload

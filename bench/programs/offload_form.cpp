@@ -95,18 +95,18 @@ void for_each_stored(sharding::Segment& segment, const Visit& visit) {
 class Transfers {
  public:
   Transfers(const std::vector<engine::UpdateChunk>& chunks, std::vector<UpdateInstruction> plan,
-            offload::Store& store, device::Ledger& ledger, int buffers, std::size_t bytes)
+            offload::Store& store, std::size_t buffers, std::size_t bytes)
       : chunks_(chunks),
         plan_(std::move(plan)),
-        pool_(store, ledger, buffers, bytes, device::Category::workspace) {
-    for (int i = 0; i < buffers; ++i) buffers_.push_back(pool_.try_acquire());
-  }
+        buffers_(buffers),
+        bytes_(bytes),
+        pages_(store.pages(buffers * bytes, device::Category::workspace)) {}
 
-  bool registered() const { return pool_.registered(); }
+  bool registered() const { return pages_.registered(); }
 
   void run() {
     using Op = UpdateInstruction::Op;
-    std::vector<std::vector<offload::Io>> under_way(buffers_.size());
+    std::vector<std::vector<offload::Io>> under_way(buffers_);
     for (const UpdateInstruction& instruction : plan_) {
       auto& ios = under_way[static_cast<std::size_t>(instruction.buffer)];
       if (instruction.op != Op::write) wait(ios);  // its writes, or an update's reads
@@ -122,7 +122,7 @@ class Transfers {
   }
   void start(const UpdateInstruction& instruction, std::vector<offload::Io>& ios) {
     const engine::UpdateChunk& chunk = chunks_[instruction.chunk];
-    std::byte* at = buffers_[static_cast<std::size_t>(instruction.buffer)].data();
+    std::byte* at = pages_.data() + static_cast<std::size_t>(instruction.buffer) * bytes_;
     for_each_stored(*chunk.segment, [&](StateBuffer& state) {
       const std::size_t bytes = static_cast<std::size_t>(chunk.end - chunk.begin) * size_of(state.dtype());
       const Tensor memory =
@@ -135,8 +135,8 @@ class Transfers {
 
   const std::vector<engine::UpdateChunk>& chunks_;
   std::vector<UpdateInstruction> plan_;
-  offload::BufferPool pool_;
-  std::vector<offload::Buffer> buffers_;
+  std::size_t buffers_, bytes_;
+  offload::Pages pages_;
 };
 
 }  // namespace
@@ -180,7 +180,7 @@ struct OffloadForm::Parts {
   void report(int rounds) {
     const sharding::StateSources sources{group_, *kernels_};
     UpdatedModel in_memory(s_, configure(s_, name_, config::OffloadDevice::cpu), sources);
-    Transfers transfers(chunks_, pipeline_->plan(), store_, device_.ledger(), s_.buffers,
+    Transfers transfers(chunks_, pipeline_->plan(), store_, static_cast<std::size_t>(s_.buffers),
                         pipeline_->buffer_bytes());
     for (int warm_up = 0; warm_up < 2; ++warm_up) update(in_memory);  // as many steps as the other side
     transfers.run();

@@ -47,15 +47,15 @@ std::string_view name_of(DiskTraffic traffic) {
 
 StoreTraffic::StoreTraffic(const offload::StoreOptions& options, std::uint64_t bytes, int buffers,
                            std::size_t buffer_bytes)
-    : store_(options, ledger_), pool_(store_, ledger_, buffers, buffer_bytes, device::Category::workspace) {
+    : store_(options, ledger_),
+      buffers_(static_cast<std::size_t>(buffers)),
+      buffer_bytes_(buffer_bytes),
+      pages_(store_.pages(buffers_ * buffer_bytes, device::Category::workspace)) {
   const std::uint64_t pair = std::uint64_t{2} * buffer_bytes;
   require(buffers > 0 && buffer_bytes > 0 && bytes >= pair,
           "the bytes must be at least twice those of a buffer");
   span_ = store_.reserve("traffic", bytes / pair * pair, device::Category::optimizer);
-  for (int i = 0; i < buffers; ++i) {
-    buffers_.push_back(pool_.try_acquire());
-    fill(buffers_.back().data(), buffer_bytes / 8 * 8);
-  }
+  fill(pages_.data(), memory_bytes() / 8 * 8);
   run(DiskTraffic::write, [&](std::uint64_t moved) { return moved < span_.bytes(); });
 }
 
@@ -66,14 +66,14 @@ void StoreTraffic::finish_first() {
 
 std::uint64_t StoreTraffic::run(DiskTraffic traffic, const std::function<bool(std::uint64_t)>& more) {
   std::uint64_t moved = 0;
-  const std::uint64_t pieces = span_.bytes() / pool_.bytes();
-  for (std::uint64_t i = 0; more(moved); ++i, moved += pool_.bytes()) {
-    if (under_way_.size() == buffers_.size()) finish_first();
+  const std::uint64_t pieces = span_.bytes() / buffer_bytes_;
+  for (std::uint64_t i = 0; more(moved); ++i, moved += buffer_bytes_) {
+    if (under_way_.size() == buffers_) finish_first();
     const FilePlace place = place_of(traffic, i, pieces);
-    const std::uint64_t offset = place.index * pool_.bytes();
-    std::byte* data = buffers_[i % buffers_.size()].data();
-    under_way_.push_back(place.write ? store_.write(span_, offset, data, pool_.bytes())
-                                     : store_.read(span_, offset, data, pool_.bytes()));
+    const std::uint64_t offset = place.index * buffer_bytes_;
+    std::byte* data = pages_.data() + i % buffers_ * buffer_bytes_;
+    under_way_.push_back(place.write ? store_.write(span_, offset, data, buffer_bytes_)
+                                     : store_.read(span_, offset, data, buffer_bytes_));
   }
   while (!under_way_.empty()) finish_first();
   return moved;

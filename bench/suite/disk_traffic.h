@@ -9,7 +9,6 @@
 #include <string_view>
 #include <vector>
 
-#include "offload/buffer_pool.h"
 #include "offload/io_backend.h"
 #include "offload/store.h"
 
@@ -20,12 +19,12 @@ namespace sherd::bench {
 enum class DiskTraffic : std::uint8_t { read, write, mixed };
 std::string_view name_of(DiskTraffic traffic);
 
-/// A store's span and whole buffers of a pool to and from it in turn, with the next ones always under way.
+/// A store's span and whole buffers to and from it in turn, with the next ones always under way.
 class StoreTraffic {
  public:
   /// Reserves `bytes` and writes them all: blocks that were never written are quicker to read, and slower to
   /// write. `bytes` must hold at least two of the `buffers` buffers, and is rounded down to an even number of
-  /// them. Throws as Store and BufferPool do.
+  /// them. Throws as Store does.
   StoreTraffic(const offload::StoreOptions& options, std::uint64_t bytes, int buffers,
                std::size_t buffer_bytes);
 
@@ -34,18 +33,18 @@ class StoreTraffic {
 
   std::uint64_t bytes() const { return span_.bytes(); }
   const offload::Store& store() const { return store_; }
-  bool registered() const { return pool_.registered(); }
-  std::size_t memory_bytes() const { return static_cast<std::size_t>(pool_.count()) * pool_.bytes(); }
+  bool registered() const { return pages_.registered(); }
+  std::size_t memory_bytes() const { return buffers_ * buffer_bytes_; }
 
  private:
   void finish_first();
 
   device::Ledger ledger_;
   offload::Store store_;
-  offload::BufferPool pool_;
+  std::size_t buffers_, buffer_bytes_;
+  offload::Pages pages_;  // the buffers, used in turn
   offload::Span span_;
-  std::vector<offload::Buffer> buffers_;  // used in turn
-  std::deque<offload::Io> under_way_;     // waited for before the buffers go
+  std::deque<offload::Io> under_way_;  // waited for before the buffers go
 };
 
 /// The same traffic over the same bytes of a file without the store: requests of one block straight to a

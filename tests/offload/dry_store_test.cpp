@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "base/error.h"
-#include "offload/buffer_pool.h"
 #include "offload/store.h"
 #include "support/temp_folder.h"
 
@@ -25,7 +24,7 @@ TEST(DryStore, ChargesWhatARealOneChargesAndMakesNoFile) {
     {
       Store store(options, ledger);
       store.reserve("moments", 100'001, Category::optimizer);
-      BufferPool pool(store, ledger, 3, 5000, Category::workspace);
+      const Pages pages = store.pages(15'000, Category::workspace);
       for (const Tier tier : {Tier::host, Tier::nvme})
         for (int c = 0; c < device::category_count; ++c)
           out.push_back(ledger.current(tier, static_cast<Category>(c)));
@@ -62,10 +61,9 @@ TEST(DryStore, CountsTransfersAndLeavesMemoryAlone) {
   EXPECT_EQ(store.bytes_read(), 1000u);
   EXPECT_EQ(store.bytes_written(), 90u);
   EXPECT_THROW(store.read(span, 999, memory.data(), 2), Error);
-  BufferPool pool(store, ledger, 1, 4096, Category::workspace);
-  Buffer buffer = pool.try_acquire();
-  EXPECT_FALSE(pool.registered());
-  EXPECT_FALSE(static_cast<bool>(pool.try_acquire()));
+  const Pages pages = store.pages(4096, Category::workspace);
+  EXPECT_FALSE(pages.registered());
+  EXPECT_EQ(pages.data()[4095], std::byte{0});
 }
 
 }  // namespace

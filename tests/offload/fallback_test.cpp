@@ -33,16 +33,15 @@ class FallbackTest : public StoreFixture {
   [[noreturn]] void report() {
     try {
       Store store(options, ledger);
-      BufferPool pool(store, ledger, 2, 300'000, Category::optimizer),
-          other(store, ledger, 1, 5000, Category::optimizer);
-      Buffer buffer = pool.try_acquire();
+      const Pages buffer = store.pages(300'000, Category::optimizer),
+                  other = store.pages(5000, Category::optimizer);
       const Span span = store.reserve("s", 300'000, Category::optimizer);
       const auto data = pattern(300'000, 2);
       store.write(span, 0, data.data(), data.size()).wait();
       store.read(span, 0, buffer.data(), 300'000).wait();
       const bool right =
           std::equal(data.begin(), data.end(), reinterpret_cast<unsigned char*>(buffer.data()));
-      std::cerr << "backend: " << store.backend_name() << (pool.registered() ? ", registered" : ", plain")
+      std::cerr << "backend: " << store.backend_name() << (buffer.registered() ? ", registered" : ", plain")
                 << (right ? ", right\n" : ", wrong\n");
     } catch (const std::exception& error) {
       std::cerr << "error: " << error.what() << "\n";

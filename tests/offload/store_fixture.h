@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "offload/buffer_pool.h"
 #include "offload/io_backend.h"
 #include "offload/store.h"
 #include "support/temp_folder.h"

@@ -7,7 +7,6 @@
 #include <thread>
 #include <vector>
 
-#include "offload/buffer_pool.h"
 #include "offload/store_fixture.h"
 #include "support/expect_error.h"
 
@@ -68,13 +67,12 @@ TEST_P(StoreTest, every_small_range_and_address_is_served) {
 
 TEST_P(StoreTest, a_buffer_keeps_its_bytes_around_a_ragged_read) {
   Store store(options, ledger);
-  BufferPool pool(store, ledger, 1, 1 << 20, Category::optimizer);
   const Span span = store.reserve("s", 200'000, Category::optimizer);
   const auto data = pattern(200'000, 3);
   store.write(span, 0, data.data(), data.size()).wait();
-  Buffer buffer = pool.try_acquire();
+  const Pages buffer = store.pages(1 << 20, Category::optimizer);
   for (const std::size_t bytes : {4095, 4097, 65536 + 1, 199'999}) {
-    std::memset(buffer.data(), 0xab, buffer.bytes());
+    std::memset(buffer.data(), 0xab, 1 << 20);
     store.read(span, 0, buffer.data() + 4096, bytes).wait();
     EXPECT_EQ(std::memcmp(buffer.data() + 4096, data.data(), bytes), 0);
     EXPECT_EQ(buffer.data()[4095], std::byte{0xab});

@@ -42,14 +42,14 @@ INSTANTIATE_TEST_SUITE_P(Settings, TrafficTest,
 struct PendingRead {
   Io io;
   std::vector<unsigned char> memory, expected;
-  Buffer buffer;
-  std::size_t at = 0;
+  std::byte* direct = nullptr;  // in the place of `memory`
 };
 
 /// Random transfers of two spans, up to 24 at once, beside vectors that hold what the spans must.
 class Traffic {
  public:
-  Traffic(Store& store, BufferPool& pool, std::uint32_t seed) : store_(store), pool_(pool), random_(seed) {
+  Traffic(Store& store, std::uint32_t seed)
+      : store_(store), pages_(store.pages(buffers * buffer_bytes, Category::workspace)), random_(seed) {
     for (const std::uint64_t bytes : {700'001ull, 262'144ull}) {
       spans_.push_back(store.reserve("span", bytes, Category::optimizer));
       models_.emplace_back(bytes);
@@ -73,13 +73,13 @@ class Traffic {
   void settle() {
     for (PendingRead& read : pending_) {
       read.io.wait();
-      const void* found = read.buffer ? static_cast<void*>(read.buffer.data() + read.at) : read.memory.data();
+      const void* found = read.direct ? static_cast<void*>(read.direct) : read.memory.data();
       ASSERT_EQ(std::memcmp(found, read.expected.data(), read.expected.size()), 0);
     }
     pending_.clear();
     writes_.clear();
-    held_.clear();
     sources_.clear();
+    used_ = 0;
   }
 
   void check_everything() {
@@ -92,20 +92,20 @@ class Traffic {
     return std::uniform_int_distribution<std::size_t>(0, limit - 1)(random_);
   }
 
-  /// Where in a buffer: on a page, so that it goes directly, or anywhere.
-  std::size_t place(std::size_t bytes) {
-    const std::size_t at = below(pool_.bytes() - bytes);
-    return below(2) ? at / 4096 * 4096 : at;
+  /// A place in the pages for every second transfer, while some are left: on a page, so that it goes
+  /// directly, or anywhere.
+  std::byte* place(std::size_t bytes) {
+    if (below(2) == 0 || used_ == buffers) return nullptr;
+    const std::size_t at = below(buffer_bytes - bytes);
+    return pages_.data() + used_++ * buffer_bytes + (below(2) ? at / 4096 * 4096 : at);
   }
 
   void write(std::size_t which, std::size_t offset, std::size_t bytes) {
     auto data = pattern(bytes, random_());
     std::memcpy(models_[which].data() + offset, data.data(), bytes);
-    if (Buffer buffer = below(2) ? pool_.try_acquire() : Buffer()) {
-      const std::size_t at = place(bytes);
-      std::memcpy(buffer.data() + at, data.data(), bytes);
-      writes_.push_back(store_.write(spans_[which], offset, buffer.data() + at, bytes));
-      if (below(2)) held_.push_back(std::move(buffer));  // otherwise the transfer alone keeps it
+    if (std::byte* direct = place(bytes)) {
+      std::memcpy(direct, data.data(), bytes);
+      writes_.push_back(store_.write(spans_[which], offset, direct, bytes));
       return;
     }
     sources_.push_back(std::move(data));
@@ -116,10 +116,9 @@ class Traffic {
     PendingRead read;
     const auto* model = models_[which].data() + offset;
     read.expected.assign(model, model + bytes);
-    if (below(2)) read.buffer = pool_.try_acquire();
-    if (read.buffer) {
-      read.at = place(bytes);
-      read.io = store_.read(spans_[which], offset, read.buffer.data() + read.at, bytes);
+    read.direct = place(bytes);
+    if (read.direct) {
+      read.io = store_.read(spans_[which], offset, read.direct, bytes);
     } else {
       read.memory.resize(bytes);
       read.io = store_.read(spans_[which], offset, read.memory.data(), bytes);
@@ -127,13 +126,15 @@ class Traffic {
     pending_.push_back(std::move(read));
   }
 
+  static constexpr std::size_t buffers = 6, buffer_bytes = 200 * 4096;
+
   Store& store_;
-  BufferPool& pool_;
+  Pages pages_;
+  std::size_t used_ = 0;  // buffers of them that transfers have
   std::mt19937 random_;
   std::vector<Span> spans_;
   std::vector<std::vector<unsigned char>> models_;
   std::vector<std::vector<unsigned char>> sources_;  // outlive writes_
-  std::vector<Buffer> held_;
   std::vector<Io> writes_;
   std::vector<PendingRead> pending_;
 };
@@ -149,15 +150,12 @@ TEST_P(TrafficTest, mixed_traffic_agrees_with_memory) {
   options.checksums = settings.checksums;
   options.direct = settings.direct;
   Store store(options, ledger);
-  BufferPool pool(store, ledger, 6, 800'000, Category::workspace);
-  Traffic traffic(store, pool, 17);
+  Traffic traffic(store, 17);
   for (int i = 0; i < 300; ++i) {
     traffic.step();
     if (HasFatalFailure()) return;
   }
   traffic.check_everything();
-  std::vector<Buffer> all;
-  for (int i = 0; i < 6; ++i) EXPECT_TRUE(all.emplace_back(pool.try_acquire()));
 }
 
 }  // namespace

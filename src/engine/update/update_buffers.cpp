@@ -77,18 +77,12 @@ void UpdateBuffers::add_lane(offload::Store* store, std::span<const UpdateChunk>
   const std::size_t bytes = store ? bytes_through(store, chunks) : 0;
   if (bytes == 0) return;
   Lane lane;
-  lane.store = store;
-  lane.pool = std::make_unique<offload::BufferPool>(*store, device_.ledger(), count, bytes,
-                                                    device::Category::workspace);
-  for (int i = 0; i < count; ++i) {
-    lane.buffers.push_back(lane.pool->try_acquire());
-    require(static_cast<bool>(lane.buffers.back()), "a new pool has no free buffer");
-    if (!device_.accelerator()) continue;
-    lane.pins.push_back(device_.pin(lane.buffers.back().data(), bytes));
-    if (!lane.pins.back())
-      fail(ErrorKind::memory, "the system does not page-lock ", bytes,
-           " bytes for a buffer between NVMe and the GPU: raise the limit of locked memory (ulimit -l)");
-  }
+  lane.store = store, lane.bytes = bytes;
+  const std::size_t all = static_cast<std::size_t>(count) * bytes;
+  lane.buffers = store->pages(all, device::Category::workspace);
+  if (device_.accelerator() && !(lane.pin = device_.pin(lane.buffers.data(), all)))
+    fail(ErrorKind::memory, "the system does not page-lock ", all,
+         " bytes for buffers between NVMe and the GPU: raise the limit of locked memory (ulimit -l)");
   bytes_ += bytes;
   lanes_.push_back(std::move(lane));
 }
@@ -101,7 +95,7 @@ UpdateView UpdateBuffers::view(const UpdateChunk& chunk, int buffer) const {
     const std::int64_t elements = chunk.end - chunk.begin;
     std::size_t lane = 0;
     while (lanes_[lane].store != state.store()) ++lane;
-    std::byte* data = lanes_[lane].buffers[static_cast<std::size_t>(buffer)].data() +
+    std::byte* data = lanes_[lane].buffers.data() + static_cast<std::size_t>(buffer) * lanes_[lane].bytes +
                       std::exchange(at[lane], at[lane] + room_for(elements, state.dtype()));
     const device::MemoryBlock block{data, static_cast<std::size_t>(elements) * size_of(state.dtype())};
     return Tensor::view_of(device::Storage(block, nullptr), 0, {elements}, state.dtype());

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "engine/update/rule_update.h"
-#include "offload/buffer_pool.h"
+#include "offload/store.h"
 #include "sharding/sharded_model.h"
 
 namespace sherd::engine {
@@ -41,14 +41,12 @@ class UpdateBuffers {
   struct Use {
     std::vector<offload::Io> reads, writes;
   };
-  /// The parts of all buffers that travel through one store: only its own pools' memory travels without a
-  /// copy.
+  /// The parts of all buffers that travel through one store: only its own pages travel without a copy.
   struct Lane {
     offload::Store* store = nullptr;
-    std::unique_ptr<offload::BufferPool> pool;
-    std::vector<offload::Buffer> buffers;
-    /// Page-locks them for a GPU that updates in them; go before the buffers.
-    std::vector<std::shared_ptr<void>> pins;
+    std::size_t bytes = 0;  ///< of a buffer
+    offload::Pages buffers;
+    std::shared_ptr<void> pin;  ///< page-locks them for a GPU that updates in them; goes before the buffers
   };
   void add_lane(offload::Store* store, std::span<const UpdateChunk> chunks, int count);
   static bool ended(std::vector<offload::Io>& ios, bool wait);

@@ -77,6 +77,14 @@ TEST(PartWork, FullRecomputeRunsForwardAgain) {
   EXPECT_GT(plain.saved, 10 * again.saved);
 }
 
+TEST(PartWork, InputsOnNvmeAreNotOnTheDevice) {
+  config::Config config = config_of(R"({"training": {"recompute": "full"}})");
+  config.training.nvme_checkpointing = true;
+  config.zero.offload_param.nvme_path = "a_folder";
+  GptWork work(V);
+  EXPECT_LT(block_of(work.of(config)).saved, 2u * b * s * h) << "no folder is made, and none is needed";
+}
+
 TEST(PartWork, SomeBlocksOfEachStageRecompute) {
   const auto recomputed = [](const std::string& blocks, const std::string& parallel) {
     GptWork work(V);

@@ -12,10 +12,13 @@
 namespace sherd::engine {
 namespace {
 
-/// Nothing is sharded or offloaded, and a step has two micro-batches, of which the first exchanges no
-/// gradient.
+/// Nothing is sharded, and no state is offloaded; a step has two micro-batches, of which the first exchanges
+/// no gradient.
 config::Config by_parts(config::Config config, int data) {
-  config.zero = {};
+  config::Zero plain;
+  plain.offload_param.nvme_path = config.zero.offload_param.nvme_path;  // inputs of blocks may go there
+  plain.offload_optimizer.nvme_path = config.zero.offload_optimizer.nvme_path;
+  config.zero = std::move(plain);
   config.parallel.pipeline = config.parallel.virtual_stages = 1;
   config.parallel.micro_batch_group = config.parallel.shard_size = 0;
   config.parallel.schedule = config::Schedule::layered;

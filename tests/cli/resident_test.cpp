@@ -30,6 +30,7 @@ class Resident : public Train {
     const double held = ranks * resident.at("held").get<double>();
     const double itself = (processes ? ranks : 1) * resident.at("process_itself").get<double>();
 
+    measure_apart();  // which takes memory, too
     std::vector<std::string> train{"train", "--steps", "2"};
     if (!processes) train.insert(train.end(), {"--ranks", std::to_string(ranks)});
     train.insert(train.end(), options.begin(), options.end());

@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <thread>
@@ -57,10 +58,35 @@ class Train : public ::testing::Test {
                                        (folder_ / "run").string(), R"(", "log_interval": 0},
   "parallel": {"timeout_seconds": 60}
 })"));
-    const Outcome prepared = sherd(
-        {"prepare", "--input", (folder_ / "text.txt").string(), "--tokenizer", "byte", "--output", prefix()});
-    require(prepared.code == 0, prepared.err);
+    prepare_once();
+    share_rates();
   }
+
+  /// The dataset is made once in a program, and copied.
+  void prepare_once() const {
+    static const TempFolder made;
+    const bool is_first = std::filesystem::is_empty(made.path());
+    if (is_first) {
+      const Outcome prepared = sherd({"prepare", "--input", (folder_ / "text.txt").string(), "--tokenizer",
+                                      "byte", "--output", prefix()});
+      require(prepared.code == 0, prepared.err);
+    }
+    const auto &from = is_first ? folder_ : made, &to = is_first ? made : folder_;
+    for (const auto& entry : std::filesystem::directory_iterator(from.path())) {
+      const std::string name = entry.path().filename().string();
+      if (name.starts_with("data.")) std::filesystem::copy(entry.path(), to / name);
+    }
+  }
+  /// All tests share what runs find of the machine's speed, which takes a run longer than its few steps.
+  void share_rates() const {
+    const auto rates = std::filesystem::path(SHERD_PROGRAM).parent_path() / "tests" / "rates";
+    std::error_code none;
+    std::filesystem::create_directories(rates, none);
+    if (std::filesystem::is_directory(rates, none))
+      std::filesystem::create_directory_symlink(rates, folder_ / "sherd");
+  }
+  /// This test's runs measure for themselves.
+  void measure_apart() const { std::filesystem::remove(folder_ / "sherd"); }
 
   std::string prefix() const { return (folder_ / "data").string(); }
   std::string config() const { return (folder_ / "c.json").string(); }

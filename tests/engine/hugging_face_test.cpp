@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <map>
 
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/weights.h"
@@ -150,9 +151,13 @@ class Begun : public ::testing::TestWithParam<std::tuple<const char*, HuggingFac
     expected_.read_bytes(expected_.at("loss"), 0, std::as_writable_bytes(std::span(&loss, 1)));
     return loss;
   }
-  /// A parameter of what transformers has, "grad." for gradients, as fp32.
-  std::vector<float> published(const HuggingFaceLayout& layout, const std::string& parameter,
-                               bool gradient) const {
+  /// A parameter of what transformers has, "grad." for gradients, as fp32. All layouts of a family look at
+  /// it.
+  const std::vector<float>& published(const HuggingFaceLayout& layout, const std::string& parameter,
+                                      bool gradient) const {
+    static std::map<std::tuple<std::string, std::string, bool>, std::vector<float>> known;
+    std::vector<float>& values = known[{folder_.string(), parameter, gradient}];
+    if (!values.empty()) return values;
     const tensor::SafetensorsFolder files(folder_);
     const HostTensor host =
         models::from_dict(layout, parameter, [&](const std::string& name) -> std::optional<HostTensor> {
@@ -163,7 +168,7 @@ class Begun : public ::testing::TestWithParam<std::tuple<const char*, HuggingFac
           gradient ? expected_.read_bytes(*entry, 0, out.bytes) : files.read_bytes(name, 0, out.bytes);
           return out;
         });
-    std::vector<float> values(host.bytes.size() / sizeof(float));
+    values.resize(host.bytes.size() / sizeof(float));
     std::memcpy(values.data(), host.bytes.data(), host.bytes.size());
     return values;
   }
@@ -180,16 +185,21 @@ bool is_refused(std::string_view family, const char* parallel) {
          (family.starts_with("olmo") && std::strstr(parallel, "tensor"));
 }
 
-/// The suite tries the last of the families, whose blocks tests/engine/equality/blocks_equality_test.cpp has
-/// in all layouts, in those of one axis alone.
+/// The families that the suite tries in every layout, and with an optimizer that has states.
+bool is_everywhere(std::string_view family) {
+  return test::full_suite() || family == "gpt2" || family == "llama" || family == "mixtral" ||
+         family == "qwen3_moe";
+}
+
+/// The suite tries the other families, whose blocks tests/engine/equality/blocks_equality_test.cpp has in all
+/// layouts, in those of one axis alone.
 std::vector<std::tuple<const char*, HuggingFaceSetting>> cases() {
-  constexpr std::ptrdiff_t everywhere = 9;
   std::vector<std::tuple<const char*, HuggingFaceSetting>> out;
-  for (const char* const& family : families)
+  for (const char* family : families)
     for (const HuggingFaceSetting& setting : hugging_face_settings) {
       const std::string_view name = setting.name;
       const bool one_axis = name == "two_stage_3" || name == "tensor_2" || name == "pipeline_2_stage_1";
-      if (!test::full_suite() && &family - families >= everywhere && !one_axis) continue;
+      if (!is_everywhere(family) && !one_axis) continue;
       if (!is_refused(family, setting.parallel)) out.emplace_back(family, setting);
     }
   for (const char* family : {"gemma3_text", "smollm3", "glm4", "ministral3", "olmo3", "phi3_long", "bert",
@@ -218,7 +228,9 @@ std::vector<std::tuple<const char*, HuggingFaceSetting>> cases_of_rows() {
 }
 
 TEST_P(Begun, AStepMovesTheWeightsAsTheGradientsOfTransformersSay) {
-  for (const Optimizer& optimizer : {plain_sgd, adamw}) {
+  for (const Optimizer* each : {&plain_sgd, &adamw}) {
+    const Optimizer& optimizer = *each;
+    if (each == &adamw && !is_everywhere(std::get<0>(GetParam()))) break;
     const config::Config config = config_with(optimizer);
     const TempFolder saved;
     launch_ranks(setting_.ranks, [&](DistributedPtr dist) {
@@ -247,14 +259,17 @@ TEST_P(Begun, AStepMovesTheWeightsAsTheGradientsOfTransformersSay) {
       if (!name.starts_with("fp32.")) continue;
       SCOPED_TRACE(name);
       const std::string parameter = name.substr(5);
-      const std::vector<float> want = published(layout, parameter, false),
-                               g = published(layout, parameter, true);
+      const std::vector<float>&want = published(layout, parameter, false),
+            &g = published(layout, parameter, true);
       ASSERT_EQ(bytes.size(), want.size() * sizeof(float));
       EXPECT_EQ(std::memcmp(begun.at(name).data(), want.data(), bytes.size()), 0) << "loaded to the bit";
       std::vector<float> got(want.size());
       std::memcpy(got.data(), bytes.data(), bytes.size());
-      for (std::size_t i = 0; i < want.size(); ++i)
-        ASSERT_NEAR(got[i], optimizer.update(want[i], g[i]), optimizer.tolerance) << "element " << i;
+      for (std::size_t i = 0; i < want.size(); ++i) {
+        const double expected = optimizer.update(want[i], g[i]);
+        if (std::abs(got[i] - expected) <= optimizer.tolerance) continue;
+        ASSERT_NEAR(got[i], expected, optimizer.tolerance) << "element " << i;
+      }
     }
   }
 }

@@ -152,8 +152,11 @@ class Cuts : public ::testing::TestWithParam<Cut> {
 };
 
 TEST_P(Cuts, GiveWhatOneRankGives) {
+  static std::map<std::pair<int, DType>, Outcome> of_one_rank;
+  int at = 0;
   for (const GptConfig& o :
        {gpt2(), llama(), latents(), hybrid(), with_beside(gpt2()), with_beside(llama())}) {
+    ++at;
     if (!fits(o)) continue;
     SCOPED_TRACE(cat(o.norm == config::Norm::rmsnorm ? "llama" : "gpt2",
                      o.mla.kv_lora_rank > 0 ? " with latents"
@@ -164,9 +167,11 @@ TEST_P(Cuts, GiveWhatOneRankGives) {
          {std::pair{DType::f64, 1e-11}, {DType::f32, 1e-5}, {DType::bf16, 6e-2}}) {
       SCOPED_TRACE(name_of(dtype));
       ParallelModel model(o, dtype);
+      Outcome& want = of_one_rank[{at, dtype}];
+      if (want.logits.empty()) want = model.run({});
       // The gradient of what weighs two parts against each other is a small rest of large sums.
       const bool cancels = o.moe.use_residual && dtype == DType::bf16;
-      expect_close(model.run(GetParam()), model.run({}), cancels ? 0.2 : tolerance);
+      expect_close(model.run(GetParam()), want, cancels ? 0.2 : tolerance);
     }
   }
 }

@@ -98,6 +98,10 @@ std::string RunSpec::stages_keys() const {
 
 std::vector<unsigned char> RunResult::bits() const {
   std::vector<unsigned char> out;
+  std::size_t size = 3 * losses.size() * sizeof(double);
+  for (const auto* weights : {&masters, &parameters})
+    for (const auto& [name, bytes] : *weights) size += name.size() + bytes.size();
+  out.reserve(size);
   const auto put = [&](const void* data, std::size_t bytes) {
     const auto* from = static_cast<const unsigned char*>(data);
     out.insert(out.end(), from, from + bytes);
@@ -347,8 +351,11 @@ RunResult train_on(const StartRanks& start, const RunSpec& spec, int from, int l
         std::shared_ptr<comm::Communicator>(std::shared_ptr<void>(), &world), world.rank(), world.size());
     results[static_cast<std::size_t>(world.rank())] = train(dist, spec, from, last);
   });
-  for (const RunResult& result : results)
-    require(result.bits() == results[0].bits(), "ranks of one run disagree");
+  if (spec.ranks > 1) {
+    const std::vector<unsigned char> bits = results[0].bits();
+    for (std::size_t rank = 1; rank < results.size(); ++rank)
+      require(results[rank].bits() == bits, "ranks of one run disagree");
+  }
   return std::move(results[0]);
 }
 

@@ -39,7 +39,7 @@ struct RunSpec {
   std::string partition;       ///< parallel.partition_method; empty: its default
   long micro_batch_group = 0;  ///< 0: its default
   long recompute_blocks = -1, recompute_micro_batches = -1;
-  int steps = 12;
+  int steps = 8;  ///< the rate is constant from the sixth on
   int accumulation = 1;
   long bucket = 500'000'000;
   long prefetch = 0;

@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <stdexcept>
 #include <string>
 
@@ -36,7 +35,11 @@ class TempFolder {
 inline std::string read_text(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in) throw std::runtime_error("cannot read " + path.string());
-  return {std::istreambuf_iterator<char>(in), {}};
+  std::string text;
+  char part[1 << 14];
+  while (in.read(part, sizeof part), in.gcount() > 0)
+    text.append(part, static_cast<std::size_t>(in.gcount()));
+  return text;
 }
 
 inline void write_text(const std::filesystem::path& path, const std::string& content) {

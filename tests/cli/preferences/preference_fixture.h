@@ -20,7 +20,7 @@ class PreferenceRuns : public Train {
   using Json = nlohmann::json;
   using Words = std::vector<std::string>;
 
-  /// The data are made once in a program, and copied; what runs find of the machine's speed they share.
+  /// The data are made once in a program, and copied.
   PreferenceRuns() {
     write_config();
     static const TempFolder made;
@@ -29,11 +29,9 @@ class PreferenceRuns : public Train {
       for (int i = 0; i < 40; ++i) pairs += pair(i).dump() + "\n", judged += judged_answer(i).dump() + "\n";
       prepare("pairs", pairs), prepare("judged", judged);
       copy_data(folder_.path(), made.path());
-      fs::create_directory(made / "sherd");
     } else {
       copy_data(made.path(), folder_.path());
     }
-    fs::create_directory_symlink(made / "sherd", folder_ / "sherd");
   }
   static void copy_data(const fs::path& from, const fs::path& to) {
     for (const auto& entry : fs::directory_iterator(from)) {

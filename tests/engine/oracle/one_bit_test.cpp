@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "support/equality.h"
+#include "support/full_suite.h"
 #include "support/temp_folder.h"
 #include "support/whole_tensors.h"
 
@@ -15,10 +16,10 @@ namespace {
 
 using sherd::testing::TempFolder;
 
-/// Two replicas of two ranks each, which freeze after 4 of 10 steps.
+/// Two replicas of two ranks each, which freeze after 4 of 7 steps.
 RunSpec two_by_two(int stage, const std::string& type = "OneBitAdam", int freeze_step = 4) {
   RunSpec spec;
-  spec.stage = stage, spec.ranks = 4, spec.shard_size = 2, spec.steps = 10, spec.layers = 2;
+  spec.stage = stage, spec.ranks = 4, spec.shard_size = 2, spec.steps = 7, spec.layers = 2;
   spec.optimizer =
       cat(R"("type": ")", type, R"(", "params": {"lr": 0.003, "weight_decay": 0.1, "freeze_step": )",
           freeze_step, R"(, "eps": 1e-4})");
@@ -44,6 +45,7 @@ TEST_P(OneBit, StagesAndTiersGiveTheSameBits) {
       RunSpec spec = run_at(stage);
       spec.offload_optimizer = tier, spec.nvme_path = folder.path().string(), spec.sub_group = 4096;
       EXPECT_TRUE(train_local(spec).bits() == expected.bits()) << "stage " << stage << ", " << tier;
+      if (!to_run({3, 3, 2}, {stage - 1, tier == "none" ? 0 : tier == "cpu" ? 1 : 2, 1})) continue;
       spec.threads = 2, spec.bucket = 2000, spec.overlap = true;
       if (stage == 3) spec.offload_param = tier;
       EXPECT_TRUE(train_local(spec).bits() == by_threads.bits()) << "stage " << stage << ", " << tier;
@@ -69,7 +71,7 @@ TEST_P(OneBit, ResumesToTheBitBeforeAndAfterItFreezes) {
     RunSpec spec = run_at(2);
     spec.shard_size = shard_size;
     const RunResult whole = train_local(spec);
-    for (const int step : {3, 4, 7}) {
+    for (const int step : {3, 4, 6}) {
       const TempFolder folder;
       spec.directory = folder.path().string(), spec.resume_at = step;
       EXPECT_TRUE(train_local(spec).bits() == whole.bits()) << "after step " << step;
@@ -91,7 +93,7 @@ TEST_P(OneBit, FreezesOnResumeWhereItsStepHasPassed) {
     const RunResult expected = train_local(run(4), 4);
     RunSpec early = run(2);
     EXPECT_TRUE(train_local(early, 4).bits() == expected.bits()) << shard_size;
-    early.resume_at = 7;
+    early.resume_at = 6;
     EXPECT_TRUE(train_local(early, 4).bits() == expected.bits()) << shard_size << ", resumed once more";
   }
 }

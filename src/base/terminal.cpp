@@ -11,7 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "base/log.h"
+#include "base/error.h"
 
 namespace sherd {
 namespace {
@@ -20,6 +20,7 @@ constexpr std::array ending_signals{SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGQUIT};
 
 /// The terminal that shows a status line, or -1; signal handlers read it.
 std::atomic<int> shown_on{-1};
+std::atomic<bool> progress_shown{true};
 static_assert(std::atomic<int>::is_always_lock_free);
 
 constexpr char hide_cursor[] = "\x1b[?25l", show_cursor[] = "\x1b[?25h", wipe[] = "\r\x1b[K\x1b[?25h";
@@ -77,8 +78,15 @@ void write_terminal(int descriptor, const std::string& text) {
   }
 }
 
+bool set_shows_progress(bool shown) {
+  return progress_shown.exchange(shown);
+}
+bool shows_progress() {
+  return progress_shown;
+}
+
 StatusLine::StatusLine(int descriptor)
-    : descriptor_(descriptor), active_(is_terminal(descriptor) && logs(LogLevel::info)) {}
+    : descriptor_(descriptor), active_(is_terminal(descriptor) && shows_progress()) {}
 
 void StatusLine::show(const std::function<std::string(int columns)>& text) {
   const auto now = std::chrono::steady_clock::now();

@@ -20,8 +20,13 @@ inline constexpr const char *red = "\x1b[31m", *yellow = "\x1b[33m", *cyan = "\x
 /// Wipes the line that the cursor is on.
 inline constexpr const char* clear_line = "\r\x1b[K";
 
+/// Whether progress is shown at all: unless --quiet says otherwise. Process-wide, whatever the log keeps. The
+/// first returns what was so before.
+bool set_shows_progress(bool shown);
+bool shows_progress();
+
 /// One line that is overwritten in place on a terminal, at most ten times a second, with the cursor hidden;
-/// nothing at all elsewhere, and where the log keeps no information (--quiet). For one thread, one line at a
+/// nothing at all elsewhere, and where no progress is shown. For one thread, one line at a
 /// time. The line is wiped and the cursor back when the object goes, and before a signal that nobody handles
 /// (stop signals, SIGQUIT) ends the program. Lines of the log wipe it; it comes back with the next one shown.
 class StatusLine {

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/log.h"
 #include "engine/report/report.h"
 
 namespace sherd::engine {
@@ -176,7 +175,7 @@ double Progress::seconds_left(std::int64_t step) {
 }
 
 void Progress::update(ProgressState state, bool evaluated) {
-  if (!logs(LogLevel::info)) return;
+  if (!shows_progress()) return;
   state.total_steps = total_steps_;
   const double left = seconds_left(state.step);
   if (state.seconds_left < 0) state.seconds_left = left;

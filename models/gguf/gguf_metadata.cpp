@@ -52,13 +52,17 @@ std::optional<std::string> lacks_positions(const Model& m, const Gguf& graph) {
 void describe_positions(GgufMetadata& to, const std::string& of, const GptConfig& m, const Family& family) {
   const config::Mla& mla = m.mla;
   const bool latent = mla.kv_lora_rank > 0;
-  to.set(of + "rope.dimension_count",
-         latent ? mla.qk_rope_head_dim : tensor::rotary_size({.share = m.partial_rotary_factor}, m.head_dim));
+  const std::int64_t turned =
+      latent ? mla.qk_rope_head_dim : tensor::rotary_size({.share = m.partial_rotary_factor}, m.head_dim);
+  to.set(of + "rope.dimension_count", turned);
   to.set(of + "rope.freq_base", m.rotary_base);
   if (family.gguf.windows)
     to.set(of + "rope.freq_base_swa", m.sliding_rope ? m.sliding_rope->rotary_base : m.rotary_base);
-  if (family.gguf.tiled_values)  // positions of texts are the same along all axes
-    to.set(of + "rope.dimension_sections", std::vector<std::int32_t>{11, 11, 10, 0});
+  if (family.gguf.tiled_values) {  // pairs by three axes in turn, along which texts have the same positions
+    const auto half = static_cast<std::int32_t>(turned / 2);
+    to.set(of + "rope.dimension_sections",
+           std::vector<std::int32_t>{(half + 2) / 3, (half + 1) / 3, half / 3, 0});
+  }
   const config::RopeScaling& rope = m.rope_scaling;
   const auto original = [&] {
     to.set(of + "rope.scaling.original_context_length", rope.original_max_positions);

@@ -129,7 +129,7 @@ TEST_F(AdapterRuns, AreMergedIntoFewBits) {
   ASSERT_EQ(tune("as_numbers", {from("nf4"), R"(training.adapter={"type": "lora", "rank": 4})"}).code, 0);
   EXPECT_EQ(again, losses()) << "the base is in nf4 to the bit, in blocks or not";
   for (const auto& [more, why] :
-       {std::pair{std::vector<std::string>{"--format", "nf5"}, "--format is nf4, nf4_double, fp4"},
+       {std::pair{std::vector<std::string>{"--format", "nf5"}, "--format is gguf, nf4, nf4_double, fp4"},
         {{"--format", "nf4", "--adapter"}, "an adapter's are written whole"},
         {{"--format", "mxfp4"}, "mxfp4 is the form of GPT-OSS's experts"}}) {
     const Outcome got = exported("x", more);

@@ -241,6 +241,16 @@ TEST(GgufExport, MatricesHaveTheTypeAndTheRestStaysWide) {
   EXPECT_EQ(few.key("general.file_type"), "7");
 }
 
+TEST(GgufExport, ATableIsThereTwiceWhereGraphsNeedOneOfScores) {
+  for (const auto& [family, tables] : {std::pair("olmo2", 2), {"llama", 1}}) {
+    GptConfig options = config_of(family);
+    options.tie_embeddings = true;
+    const auto found = GgufLayout(options).of("tokens.weight", options.padded_vocab(), 16);
+    ASSERT_EQ(found.size(), tables) << family;
+    EXPECT_EQ(found.back().tensors[0].name, tables == 2 ? "output.weight" : "token_embd.weight");
+  }
+}
+
 TEST(GgufExport, RefusesWhatGraphsLack) {
   const auto refused = [](const std::string& family, const std::string& part,
                           const std::function<void(GptConfig&)>& change = nullptr) {
@@ -279,6 +289,38 @@ TEST(GgufExport, NamesAWeightThatFp16DoesNotHold) {
                    GgufType::f16);
   });
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
+/// Large matrices are written a part at a time, which ends within a head.
+TEST(GgufExport, PartsOfAMatrixComeTogether) {
+  GptConfig options = config_of("llama");
+  options.hidden_size = 1040, options.head_dim = 260, options.num_layers = 1, options.ffn_hidden_size = 8;
+  options = options.resolved();
+  struct Counted : nn::WeightSource {
+    void check(const std::vector<nn::ParameterPtr>&) const override {}
+    void read(const std::string&, const tensor::Slice&, std::int64_t begin,
+              const tensor::Tensor& to) override {
+      for (std::int64_t i = 0; i < to.numel(); ++i)
+        to.data<float>()[i] = static_cast<float>((begin + i) / 1040);
+    }
+  } weights;  // each number is that of its row
+  Gpt model(options);
+  model.assign_names();
+  const test::Cpu cpu{1};
+  const TempFolder folder;
+  export_to_gguf(folder / "x.gguf", {}, GgufLayout(options), model.parameters(), weights, *cpu.device,
+                 GgufType::f32);
+  const GgufReader file(folder / "x.gguf");
+  // Packed, two heads' queries stand before a key's and a value's.
+  const auto first = [&](const char* name, std::size_t row) {
+    return file.tensors.at(cat("blk.0.", name, ".weight")).values()[row * 1040];
+  };
+  for (const std::size_t row : {0u, 1u, 259u, 260u, 519u, 520u, 777u, 1000u, 1039u}) {
+    const std::size_t head = row / 260, own = head / 2 * 4 * 260 + head % 2 * 260, at = row % 260;
+    EXPECT_EQ(first("attn_q", row), own + at / 2 + at % 2 * 130) << row;
+  }
+  for (const std::size_t row : {0u, 130u, 260u, 519u})
+    EXPECT_EQ(first("attn_v", row), row / 260 * 4 * 260 + 3 * 260 + row % 260) << row;
 }
 
 /// What readers add to a weight, alpha/rank·B·A, is what the adapter adds to the published weight.

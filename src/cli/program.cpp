@@ -16,6 +16,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/terminal.h"
 #include "base/text/excerpt.h"
 #include "base/threads.h"
 #include "base/version.h"
@@ -28,6 +29,7 @@ namespace sherd::cli {
 namespace {
 
 constexpr Command commands[] = {
+    {"init", "write a first configuration that fits this machine", init_line, init_command},
     {"train", "train the model that a configuration describes", train_line, train_command},
     {"launch", "start a program's ranks on one machine or several, and begin again where one fails",
      launch_line, launch_command},
@@ -45,6 +47,9 @@ constexpr Command commands[] = {
      checkpoint_command},
     {"prepare", "turn text into a dataset of token ids", prepare_line, prepare_command},
     {"plot", "draw the losses of a --metrics file as SVG", plot_line, plot_command},
+    {"watch", "draw a run's losses, rates and memory in the terminal while it goes on", watch_line,
+     watch_command},
+    {"report", "write one HTML file about a run", report_line, report_command},
     {"bench", "measure this machine and Sherd on it, part by part", bench_group, nullptr, bench_commands},
     {"info", "versions, processor, memory and features", info_line, info_command},
     {"completion", "print a script by which a shell completes commands", completion_line, completion_command},
@@ -85,23 +90,24 @@ std::vector<std::string> command_names(std::span<const Command> commands) {
   return out;
 }
 
-/// While one lives, the log keeps lines of `least` and above.
-class LogKeeps {
+/// While one lives, warnings and errors alone are told, and no progress.
+class Quiet {
  public:
-  explicit LogKeeps(LogLevel least) : before_(set_log_level(least)) {}
-  ~LogKeeps() { set_log_level(before_); }
-  LogKeeps(const LogKeeps&) = delete;
-  LogKeeps& operator=(const LogKeeps&) = delete;
+  Quiet() : level_(set_log_level(LogLevel::warning)), progress_(set_shows_progress(false)) {}
+  ~Quiet() { set_log_level(level_), set_shows_progress(progress_); }
+  Quiet(const Quiet&) = delete;
+  Quiet& operator=(const Quiet&) = delete;
 
  private:
-  LogLevel before_;
+  LogLevel level_;
+  bool progress_;
 };
 
 void run_command(const Command& command, const Arguments& arguments) {
   CommandLine line = command.line();
   if (!line.parse(arguments)) return;
-  std::optional<LogKeeps> quiet;
-  if (line.has("quiet")) quiet.emplace(LogLevel::warning);
+  std::optional<Quiet> quiet;
+  if (line.has("quiet")) quiet.emplace();
   command.run(line);
 }
 

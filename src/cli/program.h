@@ -12,6 +12,7 @@
 // - manual pages, and what shells complete, by the commands' declarations: cli/shell
 // - starting ranks here and on other machines: launch/supervisor.h; children.h runs the programs
 // - where weights to begin with come from (training.init_from): weights.cpp
+// - pictures of a run (plot, watch, report): metrics/metrics_file.h; configurations by questions: init/
 // - how commands find a checkpoint and run its model: inference/inference.h; chat: inference/chat.h; tasks
 //   and metrics: inference/evaluation.cpp; what is exported beside weights: inference/exported_tokenizer.h
 
@@ -78,6 +79,8 @@ struct Command {
 std::span<const Command> all_commands();
 
 // The commands, a file each, listed in program.cpp.
+CommandLine init_line();
+void init_command(const CommandLine& line);
 CommandLine train_line();
 void train_command(const CommandLine& line);
 CommandLine estimate_line();
@@ -100,6 +103,10 @@ CommandLine info_line();
 void info_command(const CommandLine& line);
 CommandLine plot_line();
 void plot_command(const CommandLine& line);
+CommandLine watch_line();
+void watch_command(const CommandLine& line);
+CommandLine report_line();
+void report_command(const CommandLine& line);
 CommandLine prepare_line();
 void prepare_command(const CommandLine& line);
 CommandLine import_line();

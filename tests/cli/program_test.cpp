@@ -76,7 +76,7 @@ TEST(Program, WithoutACommandItSaysWhichThereAre) {
 
 TEST(Program, WrongCommandLinesEndWithTwo) {
   expect_failure({"tain"}, 2, "did you mean 'train'?");
-  expect_failure({"bogus"}, 2, "unknown command 'bogus'; known are train, launch, estimate, ");
+  expect_failure({"bogus"}, 2, "unknown command 'bogus'; known are init, train, launch, estimate, ");
   expect_failure({"--confg", "x"}, 2, "'--confg' is an option, and a command comes first");
   expect_failure({"info", "--gem"}, 2, "did you mean '--gemm'?");
   expect_failure({"prepare"}, 2, "--input is missing");

@@ -13,7 +13,7 @@
 #include "base/log.h"
 #include "base/text/excerpt.h"
 #include "cli/command_line.h"
-#include "cli/plot.h"
+#include "cli/metrics/plot.h"
 #include "cli/program.h"
 #include "cli/train_run.h"
 #include "cli/weights.h"

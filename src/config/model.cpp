@@ -26,8 +26,7 @@ Model with_qk_norm(Model m) {
   return m;
 }
 
-/// Gemma 3's: GeGLU, norms on both sides, whose gains are 1 + their weights, tied and scaled embeddings, and
-/// a window in five of six layers where one is set.
+/// Gemma 3's: GeGLU, norms on both sides with gains 1 + weight, tied scaled embeddings, windows in 5 of 6.
 Model gemma() {
   Model m = with_qk_norm(decoder());
   m.activation = FfnActivation::geglu_tanh, m.norm_placement = NormPlacement::sandwich;
@@ -396,8 +395,7 @@ void settle_encoder(Model& m) {
          "encoder goes with position \"relative\": take a type that has it, such as t5");
   if (m.position != PositionType::relative) return;
   expect(e.num_layers > 0 && e.seq_length > 0,
-         "position \"relative\" is of an encoder and a decoder: make "
-         "num_layers and seq_length 2 or more");
+         "position \"relative\" is of an encoder and a decoder: make num_layers and seq_length 2 or more");
   expect(e.num_layers < m.num_layers, "encoder.num_layers ", e.num_layers, " leaves no layer of ",
          m.num_layers, " to the decoder: num_layers counts both");
   expect(e.seq_length > 0 && e.seq_length < m.seq_length, "encoder.seq_length ", e.seq_length,

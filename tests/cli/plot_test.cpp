@@ -1,4 +1,4 @@
-#include "cli/plot.h"
+#include "cli/metrics/plot.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "cli/metrics/plot.h"
 #include "cli/planning/plan_report.h"
-#include "cli/plot.h"
 #include "engine/report/report.h"
 
 namespace sherd::cli {

@@ -2,8 +2,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/cpu_isa.h"
+#include "cli/pseudo_terminal.h"
 #include "cli/train_fixture.h"
-#include "support/pseudo_terminal.h"
 
 namespace sherd::cli {
 namespace {

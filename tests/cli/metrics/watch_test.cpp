@@ -1,6 +1,6 @@
 // `sherd watch` at a terminal.
+#include "cli/pseudo_terminal.h"
 #include "cli/train_fixture.h"
-#include "support/pseudo_terminal.h"
 
 namespace sherd::cli {
 namespace {

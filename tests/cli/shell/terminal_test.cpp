@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
+#include "cli/pseudo_terminal.h"
 #include "cli/train_fixture.h"
-#include "support/pseudo_terminal.h"
 
 namespace sherd::cli {
 namespace {

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "base/text/excerpt.h"
 
 namespace sherd::config {
 namespace {
@@ -17,13 +18,11 @@ Model decoder() {
 }
 
 Model with_qkv_bias(Model m) {
-  m.qkv_bias = true;
-  return m;
+  return m.qkv_bias = true, m;
 }
 
 Model with_qk_norm(Model m) {
-  m.qk_norm = true;
-  return m;
+  return m.qk_norm = true, m;
 }
 
 /// Gemma 3's: GeGLU, norms on both sides with gains 1 + weight, tied scaled embeddings, windows in 5 of 6.

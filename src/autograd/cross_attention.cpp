@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "tensor/argument_checks.h"
+
 namespace sherd::autograd {
 namespace {
 

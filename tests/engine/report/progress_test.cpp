@@ -199,10 +199,10 @@ TEST(WorkBar, IsWipedWhenItGoesAndBeforeASignal) {
   EXPECT_THAT(shown, ::testing::EndsWith("\r\x1b[K\x1b[?25h"));
 }
 
-TEST(WorkBar, IsNotShownWhereTheLogIsQuiet) {
+TEST(WorkBar, IsNotShownWhereNoProgressIs) {
   int status = 0;
   const std::string shown = on_terminal(status, [](int terminal) {
-    set_log_level(LogLevel::warning);
+    set_shows_progress(false);
     WorkBar(terminal).show({.title = "importing", .done = 1, .total = 2});
     Progress progress(terminal, 10, 1);
     progress.update(example());

@@ -71,6 +71,7 @@ for (const svg of document.querySelectorAll('figure svg')) {
     return (logarithmic ? yLow * (yHigh / yLow) ** part : yLow + part * (yHigh - yLow)) / divisor;
   };
   let at = right;
+  const stepAt = x => Math.round(xLow + (x - left) / (right - left) * (xHigh - xLow));
   const show = x => {
     at = Math.min(right, Math.max(left, x));
     let step = null;
@@ -78,12 +79,12 @@ for (const svg of document.querySelectorAll('figure svg')) {
     for (const {name, points} of curves) {
       const near = points.reduce((best, p) => Math.abs(p[0] - at) < Math.abs(best[0] - at) ? p : best);
       if (step === null) step = near[0];
-      texts.push(`${name} ${Number(value(near[1]).toPrecision(4))}`);
+      const where = stepAt(near[0]) === stepAt(step) ? '' : ` (step ${stepAt(near[0])})`;
+      texts.push(`${name} ${Number(value(near[1]).toPrecision(4))}${unit ? ' ' + unit : ''}${where}`);
     }
     if (step === null) return;
     hair.setAttribute('d', `M${step} ${top}V${bottom}`);
-    const number = Math.round(xLow + (step - left) / (right - left) * (xHigh - xLow));
-    caption.textContent = `step ${number}: ${texts.join(', ')}${unit ? ' ' + unit : ''}`;
+    caption.textContent = `step ${stepAt(step)}: ${texts.join(', ')}`;
   };
   const hide = () => { hair.removeAttribute('d'); caption.textContent = '\u00a0'; };
   svg.addEventListener('pointermove', event => {

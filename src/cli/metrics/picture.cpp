@@ -15,7 +15,7 @@ namespace {
 using Points = std::vector<Point>;
 using Seen = std::span<const Point>;
 
-constexpr double left = 72, right = 24, bottom = 56, letter = 7.2, legend_row = 22;
+constexpr double left = 72, right = 24, bottom = 56, letter = 7.6, legend_row = 22;
 constexpr const char* colors[] = {"#4477aa", "#cc3311", "#228833", "#aa3377", "#997700", "#117788"};
 
 std::string number(double value, const char* format = "%.2f") {
@@ -67,7 +67,7 @@ struct LegendEntry {
 double width_of(const LegendEntry& entry) {
   std::size_t letters = 0;
   for (const char c : entry.text) letters += (c & 0xC0) != 0x80;
-  return 56 + letter * static_cast<double>(letters);
+  return 60 + letter * static_cast<double>(letters);
 }
 
 /// The rows into which a legend above the axes is broken.

@@ -99,6 +99,15 @@ TEST(MetricsFile, BeginsAgainWithAFileThatWasReplacedOrCut) {
   std::filesystem::rename(folder / "new", folder / "m");
   EXPECT_TRUE(file.poll());
   EXPECT_THAT(values_of(file.metrics(), "loss"), ElementsAre(9, 8, 6));
+  // The replaced one may even end like the one before.
+  std::string same_end;
+  for (int step = 2; step <= 30; ++step) same_end += line_of(step, 5);
+  write_text(folder / "m", line_of(1, 9) + same_end);
+  EXPECT_TRUE(file.poll());
+  write_text(folder / "new", line_of(1, 8) + same_end);
+  std::filesystem::rename(folder / "new", folder / "m");
+  EXPECT_TRUE(file.poll());
+  EXPECT_EQ(file.metrics().of("loss").front().value, 8);
   // As a run that begins anew cuts it: shorter, and longer than it was before anybody looks.
   write_text(folder / "m", line_of(1, 5));
   EXPECT_TRUE(file.poll());

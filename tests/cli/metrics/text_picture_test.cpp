@@ -11,8 +11,8 @@
 namespace sherd::cli {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::_;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -111,6 +111,8 @@ TEST(TextPicture, ShowsAllThatThereIsRoomFor) {
   const std::string small = joined(overview_as_text(preferences(20), "run", 60, 14, ascii));
   EXPECT_THAT(small, HasSubstr("Loss  * training 0.12"));
   EXPECT_THAT(small, HasSubstr("\nGradient norm  2.00\n"));
+  EXPECT_THAT(small, HasSubstr("\nstep 1"));  // below the axis, which has five lines
+  EXPECT_EQ(std::count(small.begin(), small.end(), '|'), 5);
   Metrics plain;
   plain.add(1, {{"loss", 2}});
   EXPECT_THAT(joined(overview_as_text(plain, "run", 80, 24, ascii)), Not(HasSubstr("Rewards")));

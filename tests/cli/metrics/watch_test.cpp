@@ -21,8 +21,10 @@ class Watch : public Train {
     EXPECT_TRUE(terminal.is_as_before());
     const std::string& shown = terminal.shown();
     EXPECT_EQ(count(shown, "\x1b[?1049h"), 1u);
-    EXPECT_LT(shown.find("\x1b[?1049h"), shown.rfind("\x1b[?1049l"));
-    EXPECT_LT(shown.rfind("\x1b[?25l"), shown.rfind("\x1b[?25h"));
+    ASSERT_EQ(count(shown, "\x1b[?1049l"), 1u);
+    ASSERT_EQ(count(shown, "\x1b[?25h"), 1u);
+    EXPECT_LT(shown.find("\x1b[?1049h"), shown.find("\x1b[?1049l"));
+    EXPECT_LT(shown.rfind("\x1b[?25l"), shown.find("\x1b[?25h"));
   }
 };
 

@@ -13,7 +13,7 @@
 // (`sherd watch`) and as a page (`sherd report`).
 //
 //   metrics_file.h   the numbers of a metrics file, also while it grows
-//   picture.h        charts as SVG
+//   picture.h        charts as SVG; plot.h: the losses alone
 //   charts.h         which charts the numbers make, for all three commands
 //   text_picture.h   charts as text; screen.h: the terminal that shows them
 //   report_page.h    the page

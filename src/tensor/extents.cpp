@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "tensor/argument_checks.h"
+#include "tensor/formats/stored_format.h"
 
 namespace sherd::tensor {
 namespace {

@@ -63,6 +63,13 @@ bool shows_colours(int descriptor) {
   return is_terminal(descriptor) && !(refused && *refused);
 }
 
+bool locale_is_utf8() {
+  for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"})
+    if (const char* value = std::getenv(name); value && *value)
+      return ::strcasestr(value, "utf-8") || ::strcasestr(value, "utf8");
+  return false;
+}
+
 int terminal_width(int descriptor) {
   struct winsize size {};
   if (::ioctl(descriptor, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;

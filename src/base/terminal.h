@@ -10,7 +10,9 @@ namespace sherd {
 bool is_terminal(int descriptor);
 /// True for such a terminal, unless the environment's NO_COLOR is set and not empty (https://no-color.org).
 bool shows_colours(int descriptor);
-/// Its columns now; 80 when unknown.
+/// Whether texts may have other characters than ASCII, by LC_ALL, LC_CTYPE or LANG: the first that is set.
+bool locale_is_utf8();
+/// The columns of a terminal now; 80 when unknown.
 int terminal_width(int descriptor);
 /// Writes all of `text`; a terminal or pipe that is gone is no error.
 void write_terminal(int descriptor, const std::string& text);
@@ -26,9 +28,9 @@ bool set_shows_progress(bool shown);
 bool shows_progress();
 
 /// One line that is overwritten in place on a terminal, at most ten times a second, with the cursor hidden;
-/// nothing at all elsewhere, and where no progress is shown. For one thread, one line at a
-/// time. The line is wiped and the cursor back when the object goes, and before a signal that nobody handles
-/// (stop signals, SIGQUIT) ends the program. Lines of the log wipe it; it comes back with the next one shown.
+/// nothing at all elsewhere, and where no progress is shown. For one thread, one line at a time. The line is
+/// wiped and the cursor back when the object goes, and before a signal that nobody handles (stop signals,
+/// SIGQUIT) ends the program. Lines of the log wipe it; it comes back with the next one shown.
 class StatusLine {
  public:
   explicit StatusLine(int descriptor);

@@ -17,7 +17,6 @@ constexpr std::size_t most_pages = 4096;
 
 thread_local constinit RaceCheck* watching = nullptr;
 std::atomic<bool> wanted = true;
-std::atomic<int> unwatched = 0;
 
 }  // namespace
 
@@ -37,13 +36,6 @@ void find_races(bool on) {
   wanted = on;
 }
 
-Unwatched::Unwatched(bool unwatched) : unwatched_(unwatched) {
-  simt::unwatched += unwatched_;
-}
-Unwatched::~Unwatched() {
-  simt::unwatched -= unwatched_;
-}
-
 RaceCheck* RaceCheck::current() {
   return watching;
 }
@@ -51,7 +43,7 @@ RaceCheck* RaceCheck::current() {
 void RaceCheck::begin_launch(bool watch) {
   if (pages_.size() > most_pages) pages_.clear(), std::fill(std::begin(recent_), std::end(recent_), nullptr);
   ++launch_, found_.clear();
-  watching = watch && wanted && unwatched == 0 ? this : nullptr;
+  watching = watch && wanted ? this : nullptr;
 }
 
 void RaceCheck::begin_block(std::uint64_t block, std::size_t threads) {

@@ -86,19 +86,6 @@ class RaceCheck {
 /// Watching takes more time than all else: programs that test other things than kernels turn it off for
 /// themselves.
 void find_races(bool on);
-
-/// While it lives no launch of this program is watched, as where it repeats one that was.
-class Unwatched {
- public:
-  explicit Unwatched(bool unwatched = true);
-  ~Unwatched();
-  Unwatched(const Unwatched&) = delete;
-  Unwatched& operator=(const Unwatched&) = delete;
-
- private:
-  bool unwatched_;
-};
-
 /// Whether this build's kernels are watched.
 bool finds_races();
 

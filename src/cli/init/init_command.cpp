@@ -164,12 +164,6 @@ std::int64_t vocabulary_of(const config::Config& config, const std::string& pref
   return config.model && config.model->vocab_size > 0 ? config.model->vocab_size : usual_vocabulary;
 }
 
-std::string joined(const std::vector<std::string>& parts) {
-  std::string out;
-  for (const std::string& part : parts) out += cat(out.empty() ? "" : "; ", part);
-  return out;
-}
-
 /// Writes the keys that make the run fit into the configuration, and tells why.
 std::string settle(std::string& config, const Fit& fit, int ranks) {
   const std::string where = fit.machine.on_gpus ? "of a GPU" : "of this machine";
@@ -180,7 +174,7 @@ std::string settle(std::string& config, const Fit& fit, int ranks) {
     why += cat("the run takes ", engine::human_bytes(fit.needed), " and nothing has to move out of the way");
   } else {
     why += cat("as it stood the run would take ", engine::human_bytes(fit.needed), ", so ",
-               joined(fit.remedy.reasons));
+               joined_text(fit.remedy.reasons, "; "));
     config = with_keys(config, fit.remedy.keys);
   }
   config = with_keys(config, {{"//zero_optimization", why + "."}});

@@ -4,6 +4,7 @@
 
 #include "base/cpu_isa.h"
 #include "base/error.h"
+#include "base/text/excerpt.h"
 #include "device/cuda.h"
 
 namespace sherd::cli {
@@ -111,9 +112,7 @@ const std::vector<ModelSize>& new_model_sizes() {
 }
 
 std::string new_model_names() {
-  std::string out;
-  for (const ModelSize& size : new_model_sizes()) out += cat(out.empty() ? "" : ", ", size.name);
-  return out;
+  return joined_text(new_model_sizes(), ", ", &ModelSize::name);
 }
 
 PrecisionChoice precision_of_this_machine() {

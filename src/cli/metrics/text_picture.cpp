@@ -165,19 +165,6 @@ std::string text_of_step(double step) {
   return std::to_string(static_cast<std::int64_t>(step));
 }
 
-/// Goes by the first of these variables that is set.
-bool locale_is_utf8() {
-  for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
-    const char* value = std::getenv(name);
-    if (!value || !*value) continue;
-    std::string text = value;
-    std::transform(text.begin(), text.end(), text.begin(),
-                   [](char c) { return c >= 'A' && c <= 'Z' ? char(c + 32) : c; });
-    return text.find("utf-8") != std::string::npos || text.find("utf8") != std::string::npos;
-  }
-  return false;
-}
-
 /// The charts that a terminal shows, the first ones in front.
 std::vector<const Chart*> shown_of(const std::vector<Chart>& charts) {
   std::vector<const Chart*> out;

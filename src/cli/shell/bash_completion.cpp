@@ -1,8 +1,9 @@
 #include <map>
 
 #include "base/error.h"
-#include "cli/shell/completion.h"
+#include "base/text/excerpt.h"
 #include "cli/shell/declared.h"
+#include "cli/shell/shell_files.h"
 
 namespace sherd::cli {
 namespace {
@@ -15,10 +16,10 @@ std::string bash_action(const Expected& expected) {
     case Expected::Kind::folder:
       return "kind=folder";
     case Expected::Kind::choice:
-      return cat("kind=choice", expected.or_file ? " or_file=1" : "", " choices='", words_of(expected.words),
-                 "'");
+      return cat("kind=choice", expected.or_file ? " or_file=1" : "", " choices='",
+                 joined_text(expected.words, " "), "'");
     case Expected::Kind::key:
-      return cat("kind=key section='", words_of(expected.words), "'");
+      return cat("kind=key section='", joined_text(expected.words, " "), "'");
     default:
       return "kind=text";
   }
@@ -103,7 +104,7 @@ complete -F _sherd sherd
 )sh";
 
 std::string reply_of(const std::vector<std::string>& words) {
-  return cat("_sherd_reply -W '", words_of(words), "'");
+  return cat("_sherd_reply -W '", joined_text(words, " "), "'");
 }
 
 std::string bash_keys() {
@@ -111,7 +112,7 @@ std::string bash_keys() {
   Arms choices;
   for (const SettableKey& key : settable_keys()) {
     keys += cat('\n', key.path);
-    if (!key.choices.empty()) choices.add(key.path, cat("echo '", words_of(key.choices), "'"));
+    if (!key.choices.empty()) choices.add(key.path, cat("echo '", joined_text(key.choices, " "), "'"));
   }
   return cat("_sherd_keys() {  # of a section\n  compgen -W '", keys, "' -- \"$1\"\n}\n",
              "_sherd_choices() {  # of a key\n  case $1 in\n", choices.text(), "  esac\n}\n");

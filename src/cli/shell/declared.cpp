@@ -101,10 +101,4 @@ std::vector<SettableKey> settable_keys() {
   return out;
 }
 
-std::string words_of(const std::vector<std::string>& words) {
-  std::string out;
-  for (const std::string& word : words) out += (out.empty() ? "" : " ") + word;
-  return out;
-}
-
 }  // namespace sherd::cli

@@ -8,8 +8,7 @@
 // This folder writes what a shell and `man` know of the commands, all from their declarations:
 //
 //   declared.h     the commands one by one, and what the values of their options may be
-//   completion.h   scripts for bash, zsh and fish
-//   man_page.h     manual pages
+//   shell_files.h  scripts for bash, zsh and fish, and manual pages
 
 namespace sherd::cli {
 
@@ -54,8 +53,5 @@ struct SettableKey {
   std::vector<std::string> choices;
 };
 std::vector<SettableKey> settable_keys();
-
-/// The words with blanks between.
-std::string words_of(const std::vector<std::string>& words);
 
 }  // namespace sherd::cli

@@ -1,6 +1,7 @@
 #include "base/error.h"
-#include "cli/shell/completion.h"
+#include "base/text/excerpt.h"
 #include "cli/shell/declared.h"
+#include "cli/shell/shell_files.h"
 
 namespace sherd::cli {
 namespace {
@@ -23,9 +24,9 @@ std::string fish_offers(const Expected& expected) {
     case Expected::Kind::folder:
       return " -a '(__fish_complete_directories)'";
     case Expected::Kind::choice:
-      return cat(expected.or_file ? " -F -a " : " -a ", fish_quoted(words_of(expected.words)));
+      return cat(expected.or_file ? " -F -a " : " -a ", fish_quoted(joined_text(expected.words, " ")));
     case Expected::Kind::key:
-      return cat(" -a '(__sherd_keys ", words_of(expected.words), ")'");
+      return cat(" -a '(__sherd_keys ", joined_text(expected.words, " "), ")'");
     default:
       return "";
   }

@@ -5,8 +5,7 @@
 #include "base/files.h"
 #include "base/text/excerpt.h"
 #include "cli/program.h"
-#include "cli/shell/completion.h"
-#include "cli/shell/man_page.h"
+#include "cli/shell/shell_files.h"
 
 namespace sherd::cli {
 

@@ -1,6 +1,7 @@
 #include "base/error.h"
-#include "cli/shell/completion.h"
+#include "base/text/excerpt.h"
 #include "cli/shell/declared.h"
+#include "cli/shell/shell_files.h"
 
 namespace sherd::cli {
 namespace {
@@ -33,10 +34,10 @@ std::string zsh_action(const std::string& shown, const Expected& expected) {
     case Expected::Kind::folder:
       return message + "_files -/";
     case Expected::Kind::choice:
-      return cat(message, expected.or_file ? " _sherd_choice " : "(", escaped(words_of(expected.words), ":"),
-                 expected.or_file ? "" : ")");
+      return cat(message, expected.or_file ? " _sherd_choice " : "(",
+                 escaped(joined_text(expected.words, " "), ":"), expected.or_file ? "" : ")");
     case Expected::Kind::key:
-      return cat(message, " _sherd_key ", escaped(words_of(expected.words), ":"));
+      return cat(message, " _sherd_key ", escaped(joined_text(expected.words, " "), ":"));
     default:
       return message + " ";
   }
@@ -107,7 +108,7 @@ std::string zsh_completion() {
   for (const SettableKey& key : settable_keys()) {
     keys += cat("    ", key.path, "\n");
     if (!key.choices.empty())
-      choices += cat("      ", key.path, ") compadd -- ", words_of(key.choices), " ;;\n");
+      choices += cat("      ", key.path, ") compadd -- ", joined_text(key.choices, " "), " ;;\n");
   }
   for (const Declared& each : declared_commands())
     if (each.is_group())

@@ -71,9 +71,8 @@ bool has_beginning(const SavedPoint& first, const Course& course, const engine::
 }
 
 std::string names_of(const std::vector<SavedPoint>& points) {
-  std::string out;
-  for (const SavedPoint& point : points) out += (out.empty() ? "" : ", ") + point.folder.filename().string();
-  return excerpt(out, 300);
+  const auto name = [](const SavedPoint& point) { return point.folder.filename().string(); };
+  return excerpt(joined_text(points, ", ", name), 300);
 }
 
 std::string lines_of(const std::vector<std::string>& unread) {

@@ -63,14 +63,6 @@ int length_of(const std::vector<Field>& fields) {
   return static_cast<int>(length);
 }
 
-bool locale_is_utf8() {
-  for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"})
-    if (const char* value = std::getenv(name); value && *value)
-      return std::strstr(value, "UTF-8") || std::strstr(value, "utf8") || std::strstr(value, "UTF8") ||
-             std::strstr(value, "utf-8");
-  return false;
-}
-
 /// As much of it as fits.
 std::string fitted(const Line& whole, int width, BarStyle style) {
   constexpr int shortest_bar = 10, longest_bar = 40;

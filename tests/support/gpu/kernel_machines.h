@@ -14,7 +14,6 @@
 #include "base/random.h"
 #include "device/cuda.h"
 #include "simt/emulated.h"
-#include "simt/racecheck.h"
 #include "support/full_suite.h"
 #include "support/gpu/gpu.h"
 #include "support/print_dtype.h"
@@ -253,11 +252,8 @@ inline void on_machines(const std::vector<std::unique_ptr<Machine>>& machines,
                         const std::function<void(const std::vector<Tensor>&)>& check,
                         Alike alike = Alike::within_rounding) {
   std::map<std::string, std::vector<std::vector<std::byte>>> first_of;
-  bool emulated = false;
   for (const auto& machine : machines) {
     simt::set_order(machine->order);
-    // Races are found in whichever order threads run: in the first one.
-    const simt::Unwatched repeated(machine->family == "emulator" && std::exchange(emulated, true));
     SCOPED_TRACE(machine->name());
     std::vector<Tensor> results = run(*machine);
     std::vector<std::vector<std::byte>> bytes;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <string>
 
 namespace sherd::cli {
@@ -9,5 +10,8 @@ namespace sherd::cli {
 std::string bash_completion();
 std::string zsh_completion();
 std::string fish_completion();
+
+/// Manual pages as roff, by the names of their files: "sherd.1", "sherd-bench-adam.1".
+std::map<std::string, std::string> man_pages();
 
 }  // namespace sherd::cli

@@ -1,6 +1,6 @@
 // What shells complete: bash's script is run in bash; those of zsh and fish are read by their shells where
 // these are installed.
-#include "cli/shell/completion.h"
+#include "cli/shell/shell_files.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "cli/shell/man_page.h"
+#include "cli/shell/shell_files.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -8,8 +8,8 @@
 #include "autograd/ops.h"
 #include "tensor/tensor.h"
 
-// What a Gpt reads of its batches, as Gpt::forward_part() lists it. All throw Error{data} for what does not
-// fit.
+// The entries of a batch that a Gpt reads, as Gpt::forward_part() lists them. All functions throw Error{data}
+// for an entry that does not fit.
 namespace sherd::models {
 
 using autograd::Tape;

@@ -58,8 +58,8 @@ class Gpt : public nn::LayeredModel, public nn::TextModel {
   /// token is dropped by an expert's capacity. Throws Error{usage} without a key cache, for encoders, and for
   /// layouts that cut sequences: context ranks, and parallel.sequence_parallel over tensor ranks.
   tensor::Tensor next_logits(Tape& tape, const tensor::Tensor& tokens);
-  /// What stands behind the last block and its norm, [batch, seq, hidden], of every token of the batch (as
-  /// forward_part() takes it, without labels). Every rank calls it alike, and all get the result. Not
+  /// The hidden states behind the last block and its norm, [batch, seq, hidden], of every token of the batch
+  /// (as forward_part() takes it, without labels). Every rank calls it alike, and all get the result. Not
   /// recorded. Layouts as of next_logits().
   tensor::Tensor hidden(Tape& tape, const tensor::Batch& batch);
   /// Scores of the model's labels, [sequences, padded scores], by the first token of each sequence of a batch
@@ -99,8 +99,8 @@ class Gpt : public nn::LayeredModel, public nn::TextModel {
   void require_whole_texts() const;
   /// This rank's part of the stream before the blocks.
   Var embed(Tape& tape, const tensor::Batch& batch);
-  /// What the vocabulary's table multiplies: the last norm, and the head's own layers in front of it, divided
-  /// as scores are (logits_scaling).
+  /// The input of the vocabulary's table: x behind the last norm and the head's own layers, divided as scores
+  /// are (logits_scaling).
   Var normed(Tape& tape, const Var& x);
   /// The table of the vocabulary's scores, with its bias.
   parallel::VocabHead vocabulary(Tape& tape);

@@ -60,7 +60,7 @@ struct GptConfig : config::Model {
   /// The factor of a table's embeddings of that dtype, to which published models round the root of the width;
   /// prompts stand beside them without it.
   double embedding_root(DType dtype) const;
-  /// What is added to the gains of norms.
+  /// The number that is added to the gains of norms.
   double norm_shift() const { return norm_unit_offset ? 1 : 0; }
   autograd::Init init() const { return autograd::Init::normal(0, init_std); }
   /// The initial values of a weight of so many inputs.

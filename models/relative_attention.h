@@ -16,9 +16,9 @@ using autograd::Var;
 std::int64_t relative_bucket(std::int64_t distance, bool both_sides, std::int64_t buckets,
                              std::int64_t most_distance);
 
-/// What scores of attention get for the distance between key and query, a number per head and bucket, which
-/// all layers of an encoder, or of a decoder, share. Parameter: "weight", logical [heads, buckets], cut by
-/// heads. A block, so that layers can borrow it alone.
+/// The bias that attention's scores get for the distance between key and query: a number per head and bucket,
+/// which all layers of an encoder, or of a decoder, share. Parameter: "weight", logical [heads, buckets], cut
+/// by heads. A block, so that layers can borrow it alone.
 class RelativePositions : public nn::Module {
  public:
   RelativePositions(const GptConfig& config, bool both_sides, const parallel::Layout& layout);
@@ -45,8 +45,8 @@ class RelativeAttention : public nn::Layer {
   /// keys behind them too, and no place that fills up a source (Tape::source_lengths).
   RelativeAttention(const GptConfig& config, std::int64_t layer, const parallel::Layout& layout,
                     std::shared_ptr<RelativePositions> positions);
-  /// What queries of x [batch, rows, hidden] find in `source` [batch, rows there, hidden]; undefined where a
-  /// key cache has its keys.
+  /// Attention of x, [batch, rows, hidden], to `source`, [batch, rows there, hidden], which is undefined
+  /// where a key cache has its keys.
   Var attend(Tape& tape, const Var& x, const Var& source);
 
  protected:

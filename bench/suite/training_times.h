@@ -22,7 +22,8 @@ struct TrainedModel {
   std::int64_t hidden, layers, heads, seq, rows, vocabulary;
 };
 
-/// What a call to the device takes beside its work, in seconds; nothing where the thread itself computes.
+/// The overhead of a call to the device, beside the kernel's work, in seconds; 0 where the thread itself
+/// computes.
 struct CallTimes {
   double alone = 0;   ///< a kernel of no work, queued and waited for
   double queued = 0;  ///< one of several kernels of no work that were queued before they begin
@@ -42,7 +43,7 @@ struct TimedWork {
   double seconds = 0;
 };
 
-/// What one rank sees of training: kernels of passes, and what passes and updates take around them.
+/// One rank's measurements of training: the kernels of passes, and the seconds of whole passes and updates.
 struct TrainingTimes {
   std::vector<TimedWork> kernels;
   double passes_seconds = 0, update_seconds = 0;

@@ -10,7 +10,7 @@
 #include "models/hub/adapter_targets.h"
 #include "nn/weight_source.h"
 
-// What an adapter has of the weights that it begins beside.
+// The initial values of an adapter that are computed from its base's weights.
 namespace sherd::models {
 
 /// Products with which LoRA begins where they are a part of the weights (config::takes_from_base()), as

@@ -45,7 +45,8 @@ std::optional<std::string> deepseek_lacks(const M& m) {
   return lacks_grouped_experts(m);
 }
 
-/// Of llama.cpp's graph, in which yarn's factor belongs to the scores alone, and norms have one epsilon.
+/// The first thing that llama.cpp's graph lacks: there yarn's factor belongs to the scores alone, and norms
+/// have one epsilon.
 std::optional<std::string> lacks_other_latents(const M& m) {
   if (m.norm_epsilon != m.mla.norm_epsilon) return "model.mla.norm_epsilon that is not model.norm_epsilon";
   const config::RopeScaling& rope = m.rope_scaling;

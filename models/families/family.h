@@ -63,15 +63,14 @@ struct TensorNames {
   /// In the place of head_dense, with the prefix; what follows it where texts come in pairs, without.
   std::string pooler = "", sentence_head = "";
   std::vector<std::string> copies{};  ///< tables that files may have too, and which must be that of `tokens`
-  /// What begins names of tensors that the model does not have, and files may.
+  /// The beginnings of names of tensors that files may have and the model does not.
   std::vector<std::string> passed_over{};
   bool transposed = false;   ///< matrices of the blocks are [in, out]
   bool interleaved = false;  ///< rotary positions turn elements 2i and 2i + 1 of a head, not i and i + d/2
   bool more_layers = false;  ///< files may have layers behind the model's, which predict further tokens
 };
 
-/// What a family's GGUF files have otherwise than others' (models/gguf), and what llama.cpp's graph of it
-/// lacks.
+/// How a family's GGUF files differ from others' (models/gguf), and what llama.cpp's graph of it lacks.
 struct Gguf {
   const char* architecture = nullptr;  ///< null: llama.cpp reads no such models
   bool pairs = false;         ///< rotary positions turn elements 2i and 2i + 1 of a head, not i and i + d/2
@@ -161,9 +160,10 @@ JsonKeys grouped_experts_keys(bool norm_topk = true);  ///< norm_topk: weights m
 JsonKeys sigmoid_router_keys();
 std::optional<std::string> lacks_grouped_experts(const config::Model& model);
 std::optional<std::string> lacks_sigmoid_router(const config::Model& model);
-/// Of graphs whose queries are as wide as the stream.
+/// The first thing that a llama.cpp graph lacks whose queries are as wide as the stream.
 std::optional<std::string> lacks_other_heads(const config::Model& model);
-/// Of graphs with experts in every block, whose weights do or do not sum to 1.
+/// The first thing that a llama.cpp graph lacks with experts in every block, whose weights do or do not sum
+/// to 1.
 std::optional<std::string> lacks_other_experts(const config::Model& model, bool weights_sum_to_1);
 /// Lets intermediate_size be written as the width of an expert.
 void write_expert_width(JsonKeys& keys);

@@ -42,8 +42,8 @@ std::optional<std::string> gemma_lacks(const M& m) {
   return std::nullopt;
 }
 
-/// Of llama.cpp's graphs, which take the scale of scores from a head's size, and of the largest model, which
-/// has so many layers, from the width. There is no table of their own for scores.
+/// The first thing that llama.cpp's graphs lack. They derive the scale of scores from a head's size, or for
+/// the largest model, which has `largest` layers, from the width; and they have no separate table for scores.
 std::optional<std::string> lacks_other_scale(const M& m, std::int64_t largest) {
   const std::int64_t scalar = m.num_layers == largest ? m.hidden_size / m.num_heads : m.head_dim;
   const double own = m.attention_multiplier * m.attention_multiplier * static_cast<double>(scalar);

@@ -153,7 +153,7 @@ std::optional<std::string> lacks_biases(const M& m) {
   return std::nullopt;
 }
 
-/// Of llama.cpp's graphs with linear attention.
+/// The first thing that llama.cpp's graphs with linear attention lack.
 std::optional<std::string> lacks_other_hybrids(const M& m) {
   const A& linear = m.linear_attention;
   if (linear.key_head_dim != linear.value_head_dim)

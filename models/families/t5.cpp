@@ -11,7 +11,7 @@ using config::FfnActivation;
 using config::Value;
 using M = config::Model;
 
-/// What the first T5's scores, those of the table of embeddings, are divided by.
+/// The divisor of scores in the first T5, which makes them with the table of embeddings.
 double root_of_width(const M& m) {
   return std::sqrt(static_cast<double>(m.hidden_size));
 }
@@ -101,7 +101,7 @@ TensorNames encoder_names() {
   return names;
 }
 
-/// What both lack; the shares of what is dropped go out as `dropout` alone.
+/// The first thing that T5 and mT5 both lack. All dropout probabilities are written as one, `dropout`.
 std::optional<std::string> t5_lacks(const M& m) {
   if (m.attention_multiplier != 1) return "model.attention_multiplier that is not 1";
   const double scaling = m.logits_scaling;
@@ -119,7 +119,7 @@ void class_defaults(Published& p) {
   p.model.dropout = p.model.attention_dropout = p.model.embedding_dropout = p.model.ffn_dropout = 0.1;
 }
 
-/// What files say of the activation a second time must be the same.
+/// Throws where dense_act_fn and is_gated_act name another activation than feed_forward_proj.
 void check_activation(const Published& p) {
   const bool gated = p.model.gated();
   const FfnActivation own = p.model.activation;
@@ -142,7 +142,7 @@ void settle_layers(Published& p) {
   m.seq_length = m.max_positions = 2 * m.max_positions;
 }
 
-/// Of llama.cpp's graph.
+/// The first thing that llama.cpp's graph lacks.
 std::optional<std::string> lacks_other_stacks(const M& m) {
   if (m.activation != FfnActivation::relu && m.activation != FfnActivation::geglu_tanh)
     return "model.activation that is neither \"relu\" nor \"geglu_tanh\"";

@@ -144,7 +144,7 @@ void encode_q4_k(const float* x, std::byte* to) {
     for (std::size_t i = p * part_4; i < (p + 1) * part_4; ++i)
       codes[i] = static_cast<std::uint8_t>(step > 0 ? nearest_code((x[i] + from) / step, 0, 15) : 0);
   }
-  // Of the last four parts' numbers the high bits are above those of the first four.
+  // The high bits of the last four parts' numbers stand above the numbers of the first four.
   for (std::size_t p = 0; p < 4; ++p) {
     to[4 + p] = static_cast<std::byte>(scales[p] | scales[p + 4] >> 4 << 6);
     to[8 + p] = static_cast<std::byte>(leasts[p] | leasts[p + 4] >> 4 << 6);

@@ -29,7 +29,7 @@ constexpr std::uint32_t number_of() {
   if constexpr (std::is_same_v<T, std::string>) return 8;
 }
 
-/// What stands before the tensors' values.
+/// The bytes of a file in front of its tensors' values.
 class Header {
  public:
   template <class T>

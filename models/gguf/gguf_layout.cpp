@@ -23,7 +23,7 @@ constexpr std::pair<std::string_view, const char*> whole_parts[] = {
     {"mlp.router", "ffn_gate_inp"},
     {"mlp.shared.down", "ffn_down_shexp"},
     {"mlp.shared_gate", "ffn_gate_inp_shexp"}};
-/// Those of a model with an encoder in front of a decoder.
+/// The same for a model with an encoder in front of a decoder.
 constexpr std::pair<std::string_view, const char*> stack_parts[] = {
     {"norm_1", "attn_norm"},
     {"norm_2", "ffn_norm"},
@@ -34,7 +34,7 @@ constexpr std::pair<std::string_view, const char*> stack_parts[] = {
     {"cross_attention.projection", "cross_attn_o"},
     {"mlp.down", "ffn_down"}};
 
-/// What readers expect in fp32 though it has rows and columns.
+/// Parts of the names of matrices that readers expect in fp32.
 constexpr const char* wide_parts[] = {"_norm.",      "ffn_gate_inp", "position_embd",
                                       "token_types", "ssm_conv1d",   "attn_rel_b"};
 

@@ -111,7 +111,7 @@ void describe_attention(GgufMetadata& to, const std::string& of, const GptConfig
   }
   if (!m.causal) to.set(of + "attention.causal", GgufValue(false));
   if (family.gguf.windows && (any_window(m) || m.attn_logit_softcapping > 0 || m.attention_sinks)) {
-    // Of both sides a window has as many tokens, and the one in the middle.
+    // A window to both sides has as many tokens on each, beside the query's own.
     const std::int64_t window = m.sliding_window > 0 ? m.sliding_window : m.max_positions;
     std::vector<bool> layers;
     for (std::int64_t i = 0; i < m.num_layers; ++i) layers.push_back(m.slides(i));

@@ -17,11 +17,11 @@ void require_gguf(const GptConfig& model, const Family& family);
 /// Appends the keys that describe a resolved model, behind its architecture.
 void describe_gguf(GgufMetadata& to, const GptConfig& model, const Family& family);
 
-/// What files say of positions that metadata has no room for: factors of the pairs of a head, by name.
+/// Facts on positions that files hold as tensors, by name: a factor for each pair of a head.
 std::vector<std::pair<std::string, std::vector<float>>> position_tensors(const GptConfig& model,
                                                                          const Family& family);
 
-/// What will be computed a little otherwise, or not as far; to be told.
+/// Notes for the user: what llama.cpp computes a little otherwise, or not at all.
 std::vector<std::string> gguf_notes(const GptConfig& model);
 
 }  // namespace sherd::models

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-// What GGUF files say of a vocabulary that a tokenizer.json does not, found in the latter.
+// Facts on a vocabulary that GGUF files state and a tokenizer.json implies, derived from the latter.
 namespace sherd::models {
 
 using TokenIds = std::unordered_map<std::string, std::int64_t>;

@@ -6,7 +6,7 @@
 
 namespace sherd::models {
 
-/// What a SentencePiece model's file says, as far as GGUF files have it.
+/// The contents of a SentencePiece model's file, as far as GGUF files have them.
 struct SentencePieceFile {
   struct Piece {
     std::string text;

@@ -7,7 +7,8 @@
 
 #include "models/gpt_config.h"
 
-// What an adapter trains of the model itself: the table of tokens and the head, whole or by rows.
+// The model's own parameters that are trained with an adapter: the table of tokens and the head, whole or by
+// rows.
 namespace sherd::models {
 
 /// The parameters of the model itself that are trained beside its adapter (Adapter::modules_to_save), which

@@ -405,7 +405,7 @@ bool HuggingFaceLayout::passes_over(const std::string& tensor) const {
                      [&](const std::string& begin) { return tensor.starts_with(begin); });
 }
 
-/// What stands before the blocks and behind them, but for the vocabulary's tables.
+/// The parameter of a layer before or behind the blocks, but for the vocabulary's tables; nothing for others.
 std::optional<PublishedParameter> HuggingFaceLayout::of_table_or_norm(const std::string& parameter) const {
   const GptConfig& c = config_;
   const std::size_t dot = parameter.rfind('.');

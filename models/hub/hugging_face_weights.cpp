@@ -234,7 +234,7 @@ void HuggingFaceWeights::read_low_bits(const PublishedTensor& tensor, std::int64
   }
 }
 
-/// What the files must have beside parameters.
+/// The tensors that the files must have beside parameters.
 std::vector<std::pair<std::string, PublishedTensor>> HuggingFaceWeights::states() const {
   if (!has_states_) return {};
   return layout_.states();

@@ -35,7 +35,7 @@ class LowBitMatrix {
  public:
   virtual ~LowBitMatrix() = default;
 
-  /// What a check of all of a folder's tensors finds.
+  /// The findings of a check of all tensors of a folder.
   struct Findings {
     std::set<std::string>& expected;  ///< names of tensors that belong to the model
     std::vector<std::string>&missing, &misshapen, &types;

@@ -8,8 +8,8 @@
 
 namespace sherd::models {
 
-/// What the vectors of a text's tokens become one by: their mean, that of the first token (BERT's [CLS]), or
-/// of the last one.
+/// How the vectors of a text's tokens become one: their mean, the first token's (BERT's [CLS]), or the last
+/// one's.
 enum class Pooling : std::uint8_t { mean, cls, last };
 
 /// Given the embedding of a text, model.config().hidden_size numbers.

@@ -11,8 +11,8 @@ namespace sherd::parallel {
 /// The label of a token that is no target.
 inline constexpr std::int32_t no_label = -100;
 
-/// What makes the scores of the vocabulary: s = x·weightᵀ + bias, or cap·tanh(s/cap) where there is a cap.
-/// weight: this tensor rank's rows of a table that ranks cut evenly, [n, hidden] with the ids from
+/// The layer that makes the scores of the vocabulary: s = x·weightᵀ + bias, or cap·tanh(s/cap) where there is
+/// a cap. weight: this tensor rank's rows of a table that ranks cut evenly, [n, hidden] with the ids from
 /// tensor_rank·n on, of which those from `vocabulary` on are padding; bias: undefined, or as cut, [n].
 struct VocabHead {
   autograd::Var weight, bias;

@@ -23,7 +23,7 @@ std::vector<double> on_processor(Tape& tape, const Tensor& x) {
   return {here.data<double>(), here.data<double>() + here.numel()};
 }
 
-/// What is computed forward, by chunks of rows.
+/// The forward pass over the vocabulary's scores, by chunks of rows.
 class TextPass {
  public:
   TextPass(Tape& tape, Head head, const VocabHead& of) : tape_(tape), head_(std::move(head)), of_(of) {

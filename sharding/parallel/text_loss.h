@@ -15,9 +15,10 @@ struct TextRows {
   double weight = 1;  ///< of their log-probabilities in TextScores::weighted
 };
 
-/// What `loss` makes of the scores of texts, as [1] in fp32 (fp64 for fp64), the same bits on all tensor and
-/// context ranks. x, head, labels, layout: as of vocab_cross_entropy(). rows: runs that follow each other and
-/// have all rows of the labels; `texts`: how many there are. The processor waits for the scores.
+/// The value that `loss` gives for the scores of texts, as [1] in fp32 (fp64 for fp64), the same bits on all
+/// tensor and context ranks. x, head, labels, layout: as of vocab_cross_entropy(). rows: runs that follow
+/// each other and have all rows of the labels; `texts`: how many there are. The processor waits for the
+/// scores.
 ///
 /// Logits are kept where vocab_cross_entropy() keeps them. Beyond that they are made in chunks, and made
 /// again in backward, unless nothing but x takes a gradient: then that is computed at once, and multiplied by

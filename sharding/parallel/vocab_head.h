@@ -9,7 +9,8 @@
 #include "sharding/parallel/loss.h"
 #include "tensor/argument_checks.h"
 
-// What losses of the vocabulary's scores share (loss.cpp, text_loss.cpp): logits, and the way back from them.
+// The parts that losses of the vocabulary's scores share (loss.cpp, text_loss.cpp): logits, and their
+// backward.
 namespace sherd::parallel {
 
 using autograd::GradRef;
@@ -73,8 +74,8 @@ struct RowFactor {
   std::int64_t begin = 0, end = 0;
   double factor = 1;
 };
-/// What losses of rows are multiplied by: dy·factor / divisor[0] in each of the runs, which follow each other
-/// and have all rows. divisor: fp64 [1].
+/// The factors of the losses of rows: dy·factor / divisor[0] in each of the runs, which follow each other and
+/// have all rows. divisor: fp64 [1].
 struct RowFactors {
   std::vector<RowFactor> runs;
   Tensor divisor;
@@ -87,7 +88,7 @@ Tensor gradient_factor(Tape& tape, const Tensor& dy, const Tensor& divisor, doub
 void differentiate(Tape& tape, const Head& head, const Tensor& logits, const Tensor& labels,
                    const Tensor& lse, const RowFactors& factors, const Tensor& dy, std::int64_t first = 0);
 
-/// What backward needs of rows that are trained apart.
+/// The state that backward needs for rows that are trained apart (VocabHead::trained).
 struct TrainedBackward {
   GradRef rows;
   Saved values;  ///< where x's gradient is wanted

@@ -23,9 +23,9 @@ struct InstructionTime {
   /// For a send, the time of the transfer; for a gather, until the parameters have come once it has begun.
   /// These go on beside the list, all others hold it up.
   double seconds = 0;
-  /// What the instruction hands over to run beside the list, as reductions of gradients do behind backward:
-  /// one thing after the other, from `handed_over_at` on, a time within the instruction. Its last
-  /// `behind` of seconds cannot begin before the instruction ends. `reduce` waits for all of it.
+  /// Seconds of work that the instruction hands over to run beside the list, one piece after the other, as
+  /// reductions of gradients behind backward. It may begin `handed_over_at` seconds into the instruction; its
+  /// last `behind` seconds cannot begin before the instruction ends. `reduce` waits for all of it.
   double beside = 0, handed_over_at = 0, behind = 0;
 };
 using TimeOfInstruction = std::function<InstructionTime(int stage, const Instruction& instruction)>;

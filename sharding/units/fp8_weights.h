@@ -20,7 +20,7 @@ class Fp8Weights {
   /// The codes of this rank's shard, whose values are `own`, into `codes`, uint8. Collective where the scales
   /// are not known: the ranks of the shard group find the largest magnitudes together.
   void encode(const Tensor& own, const Tensor& codes);
-  /// What the codes of the whole segment stand for. Padding is left as it is.
+  /// Writes the values that the codes of the whole segment stand for into `full`. Padding is left as it is.
   void decode(const Tensor& codes, const Tensor& full) const;
 
  private:

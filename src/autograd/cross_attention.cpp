@@ -134,7 +134,7 @@ class KeyHeadScores {
   };
 
   std::int64_t rows() const { return e_.group() * e_.queries; }
-  /// What the scores of a key head draw, numbered with all heads.
+  /// The random numbers that dropout draws for the scores of a key head, numbered among those of all heads.
   tensor::RandomElements drops(std::int64_t head) const {
     const std::int64_t batch = head / e_.kv_heads, first = head % e_.kv_heads * e_.group() + first_head_;
     return {random_, static_cast<std::uint64_t>((batch * all_heads_ + first) * e_.queries * e_.keys)};

@@ -59,13 +59,13 @@ class KeyCache {
                 bool values_are_keys = false);
   /// In its place, of a layer that finds its attention itself: stores the keys.
   void store(Tape& tape, const Tensor& qkv, const tensor::Attention& geometry, bool values_are_keys);
-  /// What a layer keeps of a text that finds its attention itself, with keys and values as they come: [1,
+  /// The keys and values of one text in a layer that computes its attention itself, as it gave them: [1,
   /// room, heads, width], of which the first `rows` are there.
   struct TextKeys {
     Tensor keys, values;
     std::int64_t rows = 0;
   };
-  /// That layer's, by text; called once per layer.
+  /// The store of such a layer, by text; called once per layer.
   std::vector<TextKeys>& text_keys();
   /// For kernels that keep a state `each` of every text in the place of keys, once per layer and kernel;
   /// their rows go on where those before ended, or begin. rows: the shape of the kernel's input, [sequences,

@@ -77,7 +77,7 @@ Var record_linear(const Var& x, const Var& w, const Var& b, Activation activatio
                                       activation, recorded, sources);
   if (!recorded) return tape.record(std::move(made.out), {x, w, b}, nullptr);
   RemakeFn remake = remake_linear_output(made.pre, activation);
-  // What several sources give is turned source by source.
+  // With several sources the input is transposed source by source, in backward.
   const auto input = [&] { return sources.empty() ? products.save(x) : LinearProducts::Input(x); };
   LinearBackward backward{.products = products,
                           .x = w.requires_grad() ? input() : LinearProducts::Input(),

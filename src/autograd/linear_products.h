@@ -11,7 +11,7 @@
 // autograd::linear(), and of layers that exchange tensors between these parts (sharding/parallel/linear.h).
 namespace sherd::autograd {
 
-/// What a product of a linear layer gives.
+/// The result of a linear layer's product.
 enum class LinearProduct : std::uint8_t { output, input_gradient, weight_gradient };
 
 /// How the products of a linear layer run in FP8. Parameter::fp8 of the weights of one rank's layers.

@@ -188,8 +188,9 @@ Var attention(const Var& qkv, tensor::Attention geometry, const Var& sinks = {})
 /// Each column's convolution with its last rows, and silu of it (tensor::Kernels::short_conv). x: [batch,
 /// rows, columns]; weight: [columns, taps]. Documents are the tape's.
 Var short_conv(const Var& x, const Var& weight);
-/// What the gated delta rule writes and keeps, per value head (tensor::Kernels::delta_gates). x: [...,
-/// 2·heads]; a_log, dt_bias: [heads]; the result: x's shape, fp32 (fp64 for fp64).
+/// The gates of the gated delta rule: how much it writes and keeps, per value head
+/// (tensor::Kernels::delta_gates). x: [..., 2·heads]; a_log, dt_bias: [heads]; the result: x's shape, fp32
+/// (fp64 for fp64).
 Var delta_gates(const Var& x, const Var& a_log, const Var& dt_bias, int key_heads);
 /// The gated delta rule (tensor::DeltaRule, whose documents are the tape's). qkv: [batch, rows, width];
 /// gates: [batch, rows, 2·value_heads]; the result: [batch, rows, value_heads·value_dim]. Keeps qkv, gates,

@@ -4,7 +4,7 @@
 
 namespace sherd {
 
-/// What a thread may wait for: other ranks and what they send, NVMe, samples of a dataset.
+/// The things that a thread may wait for: other ranks and their messages, NVMe, samples of a dataset.
 enum class WaitFor : std::uint8_t { ranks, storage, data };
 
 /// Seconds that a thread has waited.

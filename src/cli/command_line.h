@@ -47,7 +47,7 @@ class CommandLine {
   /// Values that no option takes belong to the list `name`, so that `--name a b` and a shell's `--name *.txt`
   /// work.
   CommandLine& rest_to(const std::string& name);
-  /// What stands behind "--" is a program with its arguments.
+  /// The words behind "--" are a program with its arguments.
   CommandLine& program_follows();
   /// --json: the command prints its results as one JSON object, and nothing else on stdout. (--quiet and
   /// --help every command has.)

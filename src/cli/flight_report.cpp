@@ -50,7 +50,7 @@ struct FlightCall {
   }
 };
 
-/// What one rank says of a group.
+/// One rank's account of a group.
 struct RankInGroup {
   std::uint64_t issued = 0, finished = 0;
   std::map<std::uint64_t, FlightCall> collectives;  ///< by sequence

@@ -22,9 +22,9 @@ bool scores_others(const models::GptConfig& options, const config::Model& source
 /// Whether a classifier takes the pooler of a model that learns pairs of texts.
 bool takes_pooler(const models::GptConfig& options, const config::Model& source);
 
-/// What begins anew is, beside the layers that score pairs of texts, in a classifier what scores labels, and
-/// the layer before it where that model has none, or one of it and BERT's masked tokens; in another model all
-/// of the head of a classifier.
+/// Names for a model whose head takes over from `source` what it can. These layers begin anew: those that
+/// score pairs of texts; in a classifier the layer that scores labels, and the rest of the head where the
+/// heads' layers differ; in any other model the whole head where `source` is a classifier.
 NameThere names_in(const models::GptConfig& options, const config::Model& source);
 
 /// The weights of `source`, without those of its head that are of no use here.

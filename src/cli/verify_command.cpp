@@ -42,7 +42,7 @@ enum class Agreement : std::uint8_t {
   differs     ///< where bits are promised
 };
 
-/// What replays have shown so far.
+/// The result of all replays so far.
 struct Verdict {
   Agreement agreement = Agreement::equal;
   bool compared = false;  ///< any interval

@@ -88,7 +88,7 @@ bool is_called(const fs::path& path, const std::string& name) {
   });
 }
 
-/// What PEFT's file tells of an adapter's base, where that is not the one in `base`.
+/// Notes on how the base that PEFT's file names differs from the one in `base`; none where they are the same.
 std::vector<std::string> other_base(const std::string& file, const fs::path& base,
                                     const config::Adapter& adapter) {
   std::vector<std::string> out;

@@ -65,8 +65,8 @@ class Weights {
   nn::WeightSource& source() { return *source_; }
   /// Files that came with the weights: companion_files(), or a checkpoint's own.
   engine::ExtraFiles companions() const;
-  /// What is to be known of the files: keys of config.json that have no effect here, and what speaks against
-  /// an adapter's being one of this base.
+  /// Notes for the user on the files: keys of config.json that have no effect here, and signs that an adapter
+  /// belongs to another base.
   const std::vector<std::string>& notes() const { return notes_; }
   /// Whether the model has more ids than the weights.
   bool grew() const { return smaller_ != nullptr; }

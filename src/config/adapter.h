@@ -134,7 +134,7 @@ struct Adapter {
   bool base_double_quant = false;  ///< nf4 and fp4 are kept in their double forms
   bool save_base = true;  ///< checkpoints hold the model's own weights; else they refer to their files
 
-  /// What the two make together.
+  /// The format that base_format and base_double_quant mean together.
   StoredFormat stored_base() const;
   void keep_base_as(StoredFormat stored);
   std::string init_from;  ///< folder of an adapter to go on from: PEFT's, or a checkpoint; empty: none

@@ -81,9 +81,10 @@ enum class LossAverage : std::uint8_t {
   micro_batches  ///< the means of micro-batches, as DeepSpeed has it
 };
 
-/// What a model learns of a text. automatic: its class, with a head for labels; masked tokens in other models
-/// without `causal`; spans that were cut out of a text, with an encoder in front of a decoder; else next
-/// ones. seq2seq: of such a model the answer behind a prompt. From dpo on: what people prefer.
+/// The training objective: what a model learns of a text. automatic: the text's class, with a head for
+/// labels; masked tokens in other models without `causal`; spans that were cut out of the text, with an
+/// encoder in front of a decoder; else next tokens. seq2seq: the answer to a prompt, by such an encoder and
+/// decoder. From dpo on: which answers people prefer.
 enum class Objective : std::uint8_t {
   automatic,
   next_token,
@@ -261,16 +262,16 @@ struct Config {
   /// value.
   std::vector<std::string> notes;
 
-  /// What the model of section `model` learns; never automatic.
+  /// The objective of the model of section `model`; never automatic.
   Objective objective() const {
     if (training.objective != Objective::automatic) return training.objective;
     if (model && model->has_encoder()) return Objective::spans;
     if (!model || model->causal) return Objective::next_token;
     return model->classifies() ? Objective::classification : Objective::mlm;
   }
-  /// What is learned is which answers people prefer.
+  /// Whether the model learns which answers people prefer.
   bool learns_preferences() const { return objective() >= Objective::dpo; }
-  /// The losses of that objective with their weights; none of another.
+  /// The losses of such an objective with their weights; none for another objective.
   std::vector<PreferenceTerm> preference_terms() const;
   /// The losses look at a baseline of mismatched answers (kto's).
   bool has_baseline() const;

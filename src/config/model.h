@@ -32,13 +32,19 @@ enum class FfnActivation : std::uint8_t {
 /// Where a block's norms stand: x + f(norm(x)), x + norm(f(x)) (OLMo 2), x + norm(f(norm(x))) (Gemma 2), or
 /// norm(x + f(x)) (Vaswani et al. 2017; BERT), where no norm follows the last block.
 enum class NormPlacement : std::uint8_t { pre, post, sandwich, post_residual };
-/// What stands behind the blocks: scores of the vocabulary; BERT's head for masked tokens, which are scores
-/// with a bias behind a linear layer, an activation and a norm; or scores of labels, of a text by its first
-/// token, behind such layers (where norms follow sums: a linear layer and tanh, BERT's pooler) and dropout;
-/// or of each token, behind such layers (where norms follow sums: none) and dropout. reward: one number, of a
-/// text that a decoder has read, by its last token.
-enum class Head : std::uint8_t { lm, mlm, sequence_classification, token_classification, pretraining, reward };
-/// What a layer's queries see: all tokens before them, or those of a window.
+/// The layers behind the blocks.
+enum class Head : std::uint8_t {
+  lm,   ///< scores of the vocabulary
+  mlm,  ///< BERT's for masked tokens: linear layer, activation, norm, scores of the vocabulary with a bias
+  /// Scores of a text's labels, by its first token, behind mlm's linear layer, activation and norm (where
+  /// norms follow sums: behind a linear layer and tanh, BERT's pooler) and dropout.
+  sequence_classification,
+  /// Scores of each token's labels, behind the same layers (where norms follow sums: none) and dropout.
+  token_classification,
+  pretraining,  ///< mlm, and scores of whether the second of two texts goes on with the first
+  reward        ///< one number for a text that a decoder has read, by its last token
+};
+/// A layer's attention: to all tokens that the mask shows, to those of a window among them, or linear.
 enum class LayerType : std::uint8_t { full_attention, sliding_attention, linear_attention };
 
 /// The largest that a model may be along each axis. Far above what anyone trains, and such that no count of

@@ -82,8 +82,8 @@ inline Idle idle(bool (*holds)(const Config&), std::string reason) {
   return {[holds, reason = std::move(reason)](const Config& config) { return holds(config) ? reason : ""; }};
 }
 
-/// What a row has beside its key's description, whatever it is read into. Many files are full of rows: what
-/// is done with all of them is compiled once.
+/// The part of a row that does not depend on the type its key is read into. Many files are full of rows: so
+/// code for this part is compiled once.
 struct Row : KeyInfo {
   bool reads_null = false;             ///< false: null means absent
   bool writes_null = false;            ///< false: null is left out

@@ -8,9 +8,9 @@
 
 namespace sherd::data {
 
-/// What people said of a dataset's answers. A document of such a dataset is two sequences, each a prompt with
-/// an answer: the chosen one, then the rejected one. With labels one of them is not there, and is the end of
-/// a document alone.
+/// How people judged a dataset's answers: not at all, in pairs, or each by a label. A document of judged
+/// answers is two sequences, each a prompt with an answer: the chosen one, then the rejected one. With labels
+/// one of the two has no answer, and is the end-of-document token alone.
 enum class Preferences : std::uint8_t { none, pairs, labels };
 
 /// PREFIX.json's account of the dataset PREFIX: how its text was tokenized, and how much there is.

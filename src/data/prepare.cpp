@@ -72,7 +72,7 @@ ExampleOptions example_options(const PrepareOptions& options, const Tokenizer& t
   return out;
 }
 
-/// What is known of the lines of a job.
+/// Counts and facts of the lines of a job.
 struct JobCounts {
   std::int64_t text_bytes = 0, invalid_bytes = 0, left_out = 0;
   bool conversations = false;

@@ -99,7 +99,7 @@ std::shared_ptr<const Tokenizer> make_tokenizer(const std::string& spec);
 /// The same of the bytes of its file.
 std::shared_ptr<const Tokenizer> make_tokenizer(const std::string& spec, const std::string& bytes);
 
-/// What published folders call a SentencePiece model.
+/// The names of a SentencePiece model's file in published folders.
 inline constexpr const char* sentencepiece_files[] = {"tokenizer.model", "spiece.model"};
 
 /// The file that a spec names, of a folder the one that it is called by there; empty: none.

@@ -71,7 +71,7 @@ using ClientState = std::map<std::string, std::string>;
 /// Files that checkpoints hold beside what training made, by name: bytes.
 using ExtraFiles = std::map<std::string, std::string>;
 
-/// What Engine::load_newest_checkpoint() has loaded.
+/// The checkpoint that Engine::load_newest_checkpoint() has loaded.
 struct LoadedCheckpoint {
   ClientState client;
   bool local = false;           ///< from a local checkpoint, not from one in the run's folder

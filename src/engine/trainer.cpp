@@ -310,8 +310,8 @@ bool Trainer::save_is_due() const {
   return best || (settings().save_interval > 0 && engine_.global_steps() % settings().save_interval == 0);
 }
 
-/// What a checkpoint holds of this run beside its states. The record is synced, as the checkpoint will be:
-/// the steps before it are on the disk where it is.
+/// Adds this run's entries to a checkpoint, beside its states. The record is synced, as the checkpoint will
+/// be: so a disk with the checkpoint has the steps before it.
 void Trainer::tell_checkpoint(engine::ClientState& client) {
   best_->save(client);
   if (options_.preferences) options_.preferences->save(client);

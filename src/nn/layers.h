@@ -36,7 +36,7 @@ class Linear : public Layer {
   ParameterPtr weight_, bias_;
 };
 
-/// What a function of autograd/ops.h makes of x: `Function(autograd::tanh)`.
+/// A layer that applies a function of autograd/ops.h to x: `Function(autograd::tanh)`.
 class Function : public Layer {
  public:
   explicit Function(std::function<Var(const Var&)> function) : function_(std::move(function)) {}

@@ -11,7 +11,7 @@
 // learned by them (engine/preference/).
 namespace sherd::nn {
 
-/// What a model found for the texts of a micro-batch, by text.
+/// The scores that a model found for the texts of a micro-batch, by text.
 struct TextScores {
   /// Σ of the log-probabilities of a text's targets, in nats, or its score where the model has a head for
   /// one.
@@ -45,7 +45,7 @@ class TextLoss {
 class TextModel {
  public:
   virtual ~TextModel() = default;
-  /// What is computed for batches with "sides" from now on. On all ranks alike.
+  /// Sets the loss of batches with "sides" from now on. Called alike on all ranks.
   virtual void set_text_loss(std::shared_ptr<TextLoss> loss) = 0;
   /// Finds the scores of the texts of a batch with "sides", on a tape that does not record: they are there on
   /// every rank that has part of the model. `without_adapter`: as the model was without it. Collective over

@@ -120,7 +120,7 @@ GenerationTime generation_time(const config::Config& config, const config::Machi
       seconds(dry.pass(together, 0, prompt, keys, source)) * static_cast<double>(shape.batch / together);
   if (const std::int64_t left = shape.batch % together; left > 0)
     out.prefill += seconds(dry.pass(left, 0, prompt, keys, source));
-  // What a token costs grows with the text: that in the middle has the mean.
+  // The cost of a token grows with the text: the token in the middle has the mean cost.
   if (shape.tokens > 1)
     out.decode = seconds(dry.pass(shape.batch, prompt + (shape.tokens - 1) / 2, 1, keys, source));
   const double all = out.prefill + out.decode * static_cast<double>(shape.tokens - 1);

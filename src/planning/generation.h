@@ -15,7 +15,7 @@ struct GenerationShape {
   std::int64_t tokens = 1;  ///< tokens that follow each
 };
 
-/// What a batch of texts takes on ranks that share a model (parallel.tensor).
+/// The time that a batch of texts takes on ranks that share a model (parallel.tensor).
 struct GenerationTime {
   int tensor = 1;
   std::int64_t batch = 1;

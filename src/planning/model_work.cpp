@@ -19,8 +19,8 @@ using engine::ModelWork;
 using engine::PartWork;
 using models::GptConfig;
 
-/// What of a block's work goes by its index: experts, what its queries see, rotary positions, and whether it
-/// is an encoder's in front of a decoder.
+/// The traits of a block that depend on its index and decide about its work: whether it has experts, its type
+/// of attention, whether it has rotary positions, and whether it is an encoder's in front of a decoder.
 using Kind = std::tuple<bool, config::LayerType, bool, bool>;
 Kind kind_of(const config::Model& shape, std::int64_t block) {
   return {shape.moe.in(block), shape.layer_type(block), shape.rotates(block), shape.encodes(block)};

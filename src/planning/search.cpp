@@ -139,7 +139,7 @@ class LayoutSearch {
       plans_.clear();
       for_each_layout(on_host);
       confirm();
-      // What waits for the host is slower than what does not.
+      // Layouts that wait for the host are slower than others.
       if (!result_.best.empty() && options_.goal != Goal::memory) break;
     }
     const auto exact = [&](const Plan& plan) {

@@ -24,7 +24,7 @@
 
 namespace sherd::planning {
 
-/// What is to be best.
+/// The goal of a search: what the best layout is best at.
 enum class Goal : std::uint8_t {
   time,            ///< a step
   tokens_per_day,  ///< the same per token, where the batch is open
@@ -91,7 +91,7 @@ SearchResult search(const Reparse& reparse, const std::function<bool(const std::
 Plan plan_as_is(const config::Config& config, const config::Machine& machine, std::int64_t vocabulary,
                 int ranks);
 
-/// What a machine of that kind has, for shortfalls().
+/// The capacity of a machine of that kind, for shortfalls().
 MachineCapacity capacity_of(const config::Machine& machine);
 
 }  // namespace sherd::planning

@@ -3,7 +3,8 @@
 #include "tensor/argument_checks.h"
 #include "tensor/extents.h"
 
-// What linear attention's kernels take: the gated delta rule, its gates, and its convolution.
+// Checks of the arguments of linear attention's kernels: the gated delta rule, its gates, and its
+// convolution.
 
 namespace sherd::tensor {
 

@@ -171,9 +171,9 @@ RotaryExtents check_rotary(const Tensor& qkv, const Attention& geometry, const R
           " elements turn, which must be an even number of them");
   (void)position_ranges("rotary", geometry.positions, qkv.shape()[-2]);
   if (const Tensor& each = geometry.row_positions)
-    require(each.dtype() == DType::i32 && each.numel() == qkv.shape().rows() &&
-                geometry.positions == Positions{},
-            "rotary: positions of ", each.numel(), " rows, of which there are ", qkv.shape().rows());
+    require(
+        each.dtype() == DType::i32 && each.numel() == qkv.shape().rows() && geometry.positions == Positions{},
+        "rotary: positions of ", each.numel(), " rows, of which there are ", qkv.shape().rows());
   return {qkv.shape().rows(), qkv.shape()[-2], head, turned};
 }
 
@@ -351,7 +351,7 @@ MergeExtents check_merge_attention(const Tensor& part, const Tensor& part_lse, C
 
 namespace {
 
-/// What may become of the sums of a product.
+/// Checks where the sums of a product go, and what is applied to them on the way.
 void check_what_follows(const Matmul& args, const MatmulExtents& e, DType operands) {
   const Tensor& c = args.c;
   if (c.shape().rank() < 1 || rows_of(c) != e.m || c.shape().back() != e.n) [[unlikely]]

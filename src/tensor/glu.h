@@ -4,7 +4,7 @@
 
 namespace sherd::tensor {
 
-/// What a gated linear unit does with its gate: act(gate)·up (Shazeer 2020, "GLU variants improve
+/// The activation of a gated linear unit's gate: act(gate)·up (Shazeer 2020, "GLU variants improve
 /// transformer").
 enum class Glu : std::uint8_t {
   swiglu,      ///< silu(gate) = gate·sigmoid(gate)

@@ -6,7 +6,7 @@
 
 namespace sherd::tensor {
 
-/// What one kernel does, as far as a machine's rates price it.
+/// The work of one kernel, as far as a machine's rates price it.
 struct KernelWork {
   KernelFamily family = KernelFamily::movement;
   DType dtype = DType::f32;  ///< of the first tensor: what products and attention compute on

@@ -174,7 +174,8 @@ struct DeltaRule {
   std::int64_t value_dim(std::int64_t width) const { return (width / key_heads - 2 * key_dim) / repeats(); }
 };
 
-/// What one layer keeps of texts that are being generated beside keys and values: a state for each.
+/// The states that one layer keeps of texts that are being generated, beside keys and values: one for each
+/// text.
 struct StateStore {
   Tensor states;  ///< [texts, …], as the kernel says
   Tensor places;  ///< KeyStore's; a text whose first row has position 0 begins with a state of zeros

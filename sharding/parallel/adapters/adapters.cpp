@@ -195,8 +195,8 @@ Slice Lora::elements(const Shape& x) const {
 
 Var Lora::output(Tape& tape, const Var& x, const Var& y, const std::vector<std::int64_t>& sources) {
   const bool drops = options_.dropout > 0 && tape.training;
-  // What tensor ranks find alike in an expert, one of them adds to its part of the sum: of what it gives
-  // where they share out inputs, else of x's gradient.
+  // In an expert all tensor ranks compute this alike, and their parts are summed later: so rank 0 alone adds
+  // it, to its output where ranks cut the inputs, else to x's gradient.
   const bool adds = !layer_.in_expert || layout_.tensor_rank() == 0;
   const bool by_outputs = layer_.cut == Cut::outputs;
   const Var in = drops                 ? dropout_->apply(tape, x, elements(x.shape()))

@@ -49,7 +49,7 @@ std::string began_from(const Exported& what) {
   return folder;
 }
 
-/// What an adapter began as that took parts of the model's weights: found in these again.
+/// The initial products of an adapter that began as parts of the model's weights, computed from these again.
 class Begun {
  public:
   /// Throws Error{config} for weights that the checkpoint's do not come from.

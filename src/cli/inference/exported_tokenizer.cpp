@@ -59,7 +59,7 @@ void write_tokenizer_config(const data::Tokenizer& tokenizer, const config::Mode
       {"eos_token", *spec.end},
       {"clean_up_tokenization_spaces", false},
       {"model_max_length", model.has_encoder() ? model.encoder.seq_length : model.seq_length}};
-  // What encoders' users ask for by name: texts are filled up, and tokens masked.
+  // Users of encoders ask for these by name: texts are padded, and tokens masked.
   for (const auto& [name, token] : {std::pair("unk_token", "[UNK]"),
                                     {"sep_token", "[SEP]"},
                                     {"pad_token", "[PAD]"},

@@ -277,7 +277,8 @@ class Children {
     for (Child& child : children_) {
       if (child.ended || (!child.left && !has_ended(child))) continue;
       if (::kill(-child.process, 0) == 0) {
-        // What the program has started may have more to do: after a signal to save, however long that takes.
+        // Processes that the program has started may have more to do: after a signal to save, however long
+        // that takes.
         if (end_.asked != 0 || Clock::now() - *child.left < patience) continue;
         ::kill(-child.process, SIGKILL);
       }

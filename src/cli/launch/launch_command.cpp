@@ -32,7 +32,7 @@ std::vector<Host> hosts_of(const CommandLine& line) {
   throw UsageError("no GPU is here whose number would say how many ranks to start: give --ranks N");
 }
 
-/// What goes on by itself, when it is begun again?
+/// Throws for a `sherd train` that would not resume when --restarts starts it again.
 void require_resumes(const std::vector<std::string>& command) {
   const auto given = [&](const char* word) {
     return std::find(command.begin(), command.end(), word) != command.end();

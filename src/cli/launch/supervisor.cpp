@@ -190,7 +190,7 @@ TryEnd run_once(const Launch& launch) {
     out = try_end_of(end);
     out.failures = failures_here(end, 0);
   }
-  // What a rank says of itself tells more than what others miss.
+  // A rank's own failure tells more than that of a rank which others missed.
   const auto own = std::find_if(out.failures.begin(), out.failures.end(),
                                 [](const RankFailure& failure) { return failure.is_own(); });
   const auto hung = std::find_if(out.failures.begin(), out.failures.end(),
@@ -350,7 +350,7 @@ void say_who_is_there(const Launch& launch, const Launch& now) {
                  names.c_str());
 }
 
-/// What ranks have printed looks like a failure.
+/// Explains the errors that ranks have printed, which look like a failure.
 void say_what_is_refused(int ranks, int next) {
   std::fprintf(stderr,
                "sherd launch: the program does not take %s: that is what the errors above say, and no "
@@ -396,7 +396,7 @@ int supervise(const Launch& launch) {
         say_what_is_refused(ranks, ranks_on(places.choose()));
         continue;
       }
-      // What is wrong for fewer ranks may be right once the others are there again.
+      // Options that are wrong for fewer ranks may be right once the others are there again.
       if (would_come_again(end.code) && !(end.code == wrong_use && ranks < launch.ranks)) {
         say_it_would_come_again(launch, end);
         return end.code;

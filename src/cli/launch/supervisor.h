@@ -8,7 +8,7 @@
 
 namespace sherd::cli {
 
-/// What `sherd launch` is to start.
+/// The program that `sherd launch` starts, and where and how it does.
 struct Launch {
   std::vector<Host> hosts;  ///< all places that there are
   std::vector<std::string> command;

@@ -11,7 +11,7 @@ namespace sherd::cli {
 
 namespace {
 
-/// What generation takes on one machine, for each number of ranks that can share the model.
+/// Prints the time that generation takes on one machine, for each number of ranks that can share the model.
 void plan_generation(const PlanRequest& request, const CommandLine& line) {
   const std::vector<std::int64_t> batches = line.amounts("batch-sizes", 1, 1000);
   planning::GenerationShape shape;

@@ -9,7 +9,7 @@
 
 namespace sherd::cli {
 
-/// What `sherd plan` found.
+/// The findings of `sherd plan`.
 struct PlanReport {
   config::Machine machine;
   int ranks = 1;

@@ -9,7 +9,7 @@
 
 namespace sherd::cli {
 
-/// What `sherd plan` and `sherd tune` are asked to search.
+/// The search that `sherd plan` and `sherd tune` are asked for.
 struct PlanRequest {
   ConfigFiles files;
   config::Machine machine;        ///< with as many ranks as --gpus says

@@ -37,7 +37,7 @@ struct Trial {
   double most_seconds = 600;
 };
 
-/// What a trial came to: seconds of a step, or why there are none.
+/// The result of a trial: seconds of a step, or why there are none.
 struct TrialResult {
   double step_seconds = 0;  ///< the median of its steps but the first
   double spread = 0;        ///< from the first to the third quarter of them, as a share of that

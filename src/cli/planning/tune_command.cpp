@@ -28,8 +28,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What earlier calls have tried in a folder, by what decides about a trial's time. A line of JSON each, so
-/// that a call that is stopped loses one trial at most.
+/// The trials that earlier calls have run in a folder, by all that decides about their time. The file has a
+/// line of JSON for each, so that a call that is stopped loses one trial at most.
 class KnownTrials {
  public:
   KnownTrials(fs::path file, bool forget) : file_(std::move(file)) {
@@ -157,7 +157,8 @@ class Tuning {
              each.ran() ? engine::printed("%.4g s", each.result.step_seconds) : each.result.failure);
   }
 
-  /// What tells a trial from others: its configuration, how long it is, how and where it runs, and by what.
+  /// A hash of all that tells a trial from others: its configuration, how long it is, how and where it runs,
+  /// and the program.
   std::string identity(const std::string& config_file) const {
     std::string all = read_file(config_file);
     std::vector<std::string> parts = overrides_;

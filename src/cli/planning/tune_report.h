@@ -21,7 +21,7 @@ struct TunedLayout {
   bool ran() const { return tried && result.failure.empty(); }
 };
 
-/// What `sherd tune` found.
+/// The findings of `sherd tune`.
 struct TuneReport {
   std::vector<TunedLayout> layouts;  ///< the one that was predicted to be the fastest first
   std::string folder, launcher;

@@ -8,7 +8,7 @@
 namespace sherd::cli {
 namespace {
 
-/// What bash does for a value: sets `kind`, and what goes with it.
+/// The statements by which bash completes a value: they set `kind`, and variables that go with it.
 std::string bash_action(const Expected& expected) {
   switch (expected.kind) {
     case Expected::Kind::file:

@@ -24,7 +24,7 @@ struct Declared {
 };
 std::vector<Declared> declared_commands();
 
-/// What a value may be.
+/// The values that an option or an argument may have.
 struct Expected {
   enum class Kind : std::uint8_t {
     nothing,  ///< it is a flag
@@ -39,10 +39,9 @@ struct Expected {
   bool or_file = false;  ///< beside the choices
 };
 
-/// What a value may be, by how the help shows it: a file where it is FILE, F, NAME.ending or PREFIX, a folder
-/// where it is D, DIR, X_DIR, CKPT or RUN, one of a|b|c, among which FILE and other names may be, and a key
-/// where it is a.b.c=V, or section.K=V. Of choices with a colon, as in spm:MODEL, what is behind that is left
-/// out.
+/// The values that `shown`, the help's word for a value, stands for: a file for FILE, F, NAME.ending or
+/// PREFIX; a folder for D, DIR, X_DIR, CKPT or RUN; one of a|b|c, among which FILE and other names may be;
+/// and a key for a.b.c=V, or section.K=V. A choice with a colon, as in spm:MODEL, ends with that.
 Expected expected_of(const std::string& shown);
 /// The same of values that no option takes, one by one; the last is what all further ones may be.
 std::vector<Expected> expected_rest(const CommandLine& line);

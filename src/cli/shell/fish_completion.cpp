@@ -16,7 +16,7 @@ std::string fish_quoted(const std::string& text) {
   return out + "'";
 }
 
-/// What `complete` offers.
+/// The options of `complete` by which fish offers a value.
 std::string fish_offers(const Expected& expected) {
   switch (expected.kind) {
     case Expected::Kind::file:

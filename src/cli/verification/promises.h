@@ -11,7 +11,7 @@
 
 namespace sherd::cli {
 
-/// What decides about the bits of a run, as far as its configuration tells ("Equal to the bit",
+/// All that decides about the bits of a run, as far as its configuration tells ("Equal to the bit",
 /// docs/guarantees.md).
 struct RunShape {
   config::Config config;

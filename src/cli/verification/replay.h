@@ -39,7 +39,7 @@ struct StepDifference {
   std::string recorded, here;  ///< values
 };
 
-/// What replaying an interval has shown. The same on all ranks, but for texts, which rank 0 has.
+/// The result of replaying an interval: the same on all ranks, but for texts, which rank 0 has.
 struct ReplayReport {
   /// Why bits are not promised to be equal; none: they are.
   std::vector<std::string> missing;

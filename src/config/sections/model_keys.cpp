@@ -60,7 +60,7 @@ Key<Model> layer_types_key() {
     return list_of(names);
   };
   Key<Model> key = custom<Model>("layer_types", R"(["sliding_attention", "full_attention"])", read, write);
-  // What a type has by default comes again where it is left out.
+  // A type's own default comes back where the key is left out.
   key.left_out = [](const Model& model) {
     const Model& type = defaults_of(model.type);
     if (type.any_linear() || model.any_linear()) return model.layer_types == type.layer_types;

@@ -173,7 +173,7 @@ Value attribute(const Value& of, const Value& key) {
     if (index < 0 || index >= size) return Undefined{cat("item ", at)};
     return all[static_cast<std::size_t>(index)];
   }
-  // What groupby gives.
+  // The pairs that groupby makes have names for their elements.
   if (of.is_list() && of.sequence().tuple && of.sequence().items.size() == 2 && key.is_string()) {
     if (key.text() == "grouper") return of.sequence().items[0];
     if (key.text() == "list") return of.sequence().items[1];

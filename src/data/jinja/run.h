@@ -75,7 +75,7 @@ class InnerScope {
   Scope* outer_;
 };
 
-/// What a body writes, apart from what was written before.
+/// The text that a body writes, apart from what was written before.
 inline std::string written(Run& run, const Statement& body) {
   const std::size_t before = run.out.size(), marks = run.generated.size();
   body(run);

@@ -24,7 +24,8 @@ namespace sherd::data::jinja {
 class Scope;
 struct Run;
 
-/// What a statement asks those around it to do next.
+/// Where a template goes on behind a statement: with the next one, with the loop's next turn, or behind the
+/// loop.
 enum class Flow : std::uint8_t { next, end_of_turn, end_of_loop };
 using Statement = std::function<Flow(Run&)>;
 

@@ -95,7 +95,7 @@ class Value {
   double number() const;
 
   bool is_true() const;
-  /// What it is called in errors: "a string".
+  /// The name of its type in errors: "a string".
   std::string kind() const;
   /// As it is written: Python's str().
   std::string str() const;

@@ -43,8 +43,9 @@ void write_text(const VirtualTokens& prompt, std::span<const std::int32_t> ids,
                 std::span<const std::uint8_t> targets, std::span<std::int32_t> tokens,
                 std::span<std::int32_t> labels);
 
-/// What labels of samples are: the tokens behind, the tokens themselves, for the first token of each document
-/// its class, the last of its ids, which takes no place, or the classes of tokens, as read_token_classes().
+/// The labels of samples: the next tokens; the tokens themselves; for each document's first token the
+/// document's class, which is the last of its ids and takes no place; or the classes of tokens, as
+/// read_token_classes().
 enum class Targets { next_tokens, tokens, classes, token_classes };
 
 /// How many ids of a sequence of so many are tokens of text.

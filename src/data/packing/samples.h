@@ -29,7 +29,7 @@ struct SampleRow {
   std::vector<std::int32_t> sides, texts;
 };
 
-/// What all rows of some samples have.
+/// Traits that all rows of a sequence of samples share.
 struct RowTraits {
   bool keeps_documents_apart = false;  ///< ends
   bool tells_sources = false;          ///< SampleRow::source: how much of an encoder's places holds tokens

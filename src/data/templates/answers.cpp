@@ -156,7 +156,8 @@ class AnswerFinder {
 
   /// Where what asks for it ends, if that stands in front of its text.
   std::size_t begin_of(std::size_t which, std::size_t text_begin) {
-    // What asks is the same for each answer behind the token in front of it, as a rule.
+    // The text that asks for an answer is the same for all, as a rule, behind the special token in front of
+    // it.
     const auto behind =
         std::upper_bound(controls_.begin(), controls_.end(), text_begin,
                          [](std::size_t at, const Control& control) { return at < control.end; });
@@ -166,8 +167,8 @@ class AnswerFinder {
     const std::string asked = render(which, true);
     if (asked.empty()) return text_begin;
     if (asked.size() > text_begin || !text_.starts_with(asked)) {
-      // What asks is written otherwise, as with a thought to go on from: up to where they part, behind the
-      // question.
+      // The template asks in other words than the text has, as with a thought to go on from: the answer
+      // begins where the two part, behind the question.
       const auto question = which > 0 ? aligned_.find(which - 1) : aligned_.end();
       if (question == aligned_.end()) return text_begin;
       const std::size_t from = question->second.end, same = common_front(text_, from, by_.lead, controls_);

@@ -46,7 +46,7 @@ constexpr const char* jinja_each =
     "{% for message in messages %}{% set content = message['content'] if message['content'] is string else "
     "message['content'] | map(attribute='text') | join %}";
 
-/// What Mistral's own templates refuse.
+/// The orders of messages that Mistral's own templates refuse.
 constexpr const char* mistral_order =
     "{% set at = namespace(asks=true) %}{% for message in messages %}{% if message['role'] == 'system' %}"
     "{% if not loop.first %}{{ raise_exception('a system message that is not the first has no place in the "

@@ -131,7 +131,7 @@ void ChatTemplate::State::check(const Conversation& conversation) const {
     if (builtin && message.role != "system" && message.role != "user" && !is_answer(message))
       fail(ErrorKind::data, "a message has the role '", excerpt(message.role), "'; the template ", spec,
            " is of system, user and assistant: say it as one of these, or leave the line out");
-    // What a tool's message answers stands in front of it.
+    // The template need not write which call a tool's message answers: the call stands in front of it.
     const auto refers = [&](const std::string& key) {
       return message.role == "tool" && (key == "tool_call_id" || key == "name");
     };

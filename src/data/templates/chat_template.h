@@ -106,7 +106,7 @@ struct Question {
 Question encode_question(const ChatTemplate& by, const Conversation& conversation,
                          std::int64_t most = std::numeric_limits<std::int64_t>::max());
 
-/// What a template of a spec is called: a name, or "a template of its own".
+/// The name of a spec's template in messages; "a template of its own" where it has none.
 std::string name_of_spec(const std::string& spec);
 
 /// The text of one of the four, for a tokenizer whose documents end with a token that has a text; else, and

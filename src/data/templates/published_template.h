@@ -18,9 +18,9 @@ namespace sherd::data {
 std::optional<ChatTemplate> published_template(const FilesBeside& files, const Tokenizer& tokenizer,
                                                const std::string& whose);
 
-/// What `--chat-template` says: one of the four, or the file of a template (a path, or a name that ends with
-/// .jinja), with the special tokens of those files. Throws Error{config} for others, Error{io} for a file
-/// that cannot be read.
+/// The template that `--chat-template` names: one of the four, or the file of a template (a path, or a name
+/// that ends with .jinja), with the special tokens of those files. Throws Error{config} for others, Error{io}
+/// for a file that cannot be read.
 ChatTemplate chosen_template(const std::string& name, const FilesBeside& files, const Tokenizer& tokenizer);
 
 }  // namespace sherd::data

@@ -59,7 +59,7 @@ void add_all(std::vector<Control>& out, std::string_view text, std::string_view 
     out.push_back({token, at, at + written.size(), at, at + written.size()});
 }
 
-/// What special tokens are made of, and words are not.
+/// Whether special tokens are made of such characters: words are not.
 bool is_of_tokens(std::string_view character) {
   const auto c = static_cast<unsigned char>(character.front());
   return c >= 0x80 ||

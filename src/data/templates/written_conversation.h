@@ -21,7 +21,7 @@ inline constexpr std::string_view mark_apart =
 /// How a template takes the text of a message: some take a list of parts alone, some nothing else.
 enum class Content : std::uint8_t { either, text, parts };
 
-/// What is written by a template.
+/// A template with what it takes to write a conversation by it, and to tell the parts of the text.
 struct TemplateRun {
   jinja::Template runs;
   jinja::Dict tokens;  ///< names of special tokens

@@ -27,7 +27,7 @@ ChatMessage message_in(const Object& object, bool learned);
 template <class Object>
 void append_messages(const Object& list, bool learned, std::vector<ChatMessage>& messages);
 
-/// What stands beside the messages and is for the template.
+/// The values beside the messages that are for the template.
 template <class Object>
 jinja::Dict names_beside(const Object& object);
 
@@ -35,8 +35,8 @@ jinja::Dict names_beside(const Object& object);
 template <class Object>
 std::optional<Conversation> conversation_in(const Object& object);
 
-/// What is said before answers that stand elsewhere in the object: `messages`, `conversations`, or
-/// `instruction` with what belongs to it. Nothing of it is to be learned.
+/// The messages before answers that stand elsewhere in the object: `messages`, `conversations`, or
+/// `instruction` with what belongs to it. None of them is to be learned.
 template <class Object>
 std::vector<ChatMessage> asked_in(const Object& object);
 

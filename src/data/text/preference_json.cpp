@@ -36,7 +36,7 @@ bool asks(const Json& object) {
   return false;
 }
 
-/// What is asked, in one of two forms.
+/// A prompt, in one of two forms.
 struct Prompt {
   std::optional<std::string> text;
   std::vector<ChatMessage> messages;
@@ -92,8 +92,8 @@ Example example_of(const Json& object, const Prompt& prompt, const Json& answer,
   return conversation_example(of, options);
 }
 
-/// What two texts begin with, without a space at its end, as TRL's extract_prompt() finds it; each keeps a
-/// byte at least, and no character is cut.
+/// The length of the beginning that two texts share, without a space at its end, as TRL's extract_prompt()
+/// finds it; each text keeps a byte at least, and no character is cut.
 std::size_t common_text(const std::string& a, const std::string& b) {
   const std::size_t most = std::min(a.size(), b.size());
   std::size_t same = 0;

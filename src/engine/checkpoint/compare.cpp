@@ -38,7 +38,7 @@ std::vector<std::string> names_in_order(const CheckpointReader& reader) {
   return out;
 }
 
-/// What a rank, or all of them, found in one tensor.
+/// The differences that one rank, or all of them, found in one tensor.
 struct Found {
   std::int64_t first = std::numeric_limits<std::int64_t>::max();
   double saved = 0, here = 0;

@@ -36,13 +36,13 @@ struct Estimate {
     IoBytes io;
   };
   std::optional<WarmUp> warm_up{};
-  /// What passes from part to part of the model, where it is cut into stages.
+  /// The values that pass from part to part of the model, where it is cut into stages.
   std::vector<ValueForm> values;
   std::string schedule;  ///< a line on it (describe_schedule()); may be empty
   double bubble = 0;     ///< a pipeline's (ideal_bubble())
 };
 
-/// What an estimate may leave out.
+/// The parts of a run that an estimate may leave out.
 struct EstimateScope {
   bool evaluates = true;  ///< the run does, beside its steps
   /// Nobody asks for traffic and io: a pipeline's step has no more micro-batches than fill it. What a run

@@ -8,10 +8,11 @@
 
 namespace sherd::engine {
 
-/// What a rank does at one moment of a pass: a kernel, or a call to other ranks.
+/// The work of a rank at one moment of a pass: a kernel, or a call to other ranks.
 using Work = std::variant<tensor::KernelWork, comm::CommWork>;
 
-/// What a rank does for one part of a model (nn::LayeredModel) and one micro-batch, and what it holds for it.
+/// The work of a rank for one part of a model (nn::LayeredModel) and one micro-batch, and the memory that it
+/// holds for it.
 struct PartWork {
   std::vector<Work> forward;
   std::vector<Work> backward;  ///< with what is computed again

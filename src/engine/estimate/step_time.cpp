@@ -36,7 +36,7 @@ struct PartTime {
   double output = 0;                              ///< to the next stage
 };
 
-/// What a step is made of: pure arithmetic on a configuration and a machine.
+/// The times that a step is made of: pure arithmetic on a configuration and a machine.
 class Step {
  public:
   Step(const config::Config& config, const ModelWork& model, const config::Machine& machine, int ranks)

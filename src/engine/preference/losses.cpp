@@ -11,8 +11,8 @@ namespace {
 using config::Preference;
 using config::PreferenceLoss;
 
-/// What takes the place of a log-ratio where another divergence than the reverse KL keeps the policy near the
-/// reference: f'(t) of t = π/π_ref (Wang et al. 2024, "Beyond reverse KL", table 1).
+/// The term in the place of a log-ratio where another divergence than the reverse KL keeps the policy near
+/// the reference: f'(t) of t = π/π_ref (Wang et al. 2024, "Beyond reverse KL", table 1).
 Derived divergent(const Derived& ratio, const Preference& keys) {
   switch (keys.divergence) {
     case config::Divergence::reverse_kl:

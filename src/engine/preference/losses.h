@@ -8,7 +8,7 @@
 
 namespace sherd::engine {
 
-/// What is known of a pair when its loss is made. Log-probabilities are sums over targets, in nats.
+/// The scores of a pair from which its loss is computed. Log-probabilities are sums over targets, in nats.
 struct PairScores {
   /// The policy's, or rewards of a model that gives these; TextScores::weighted.
   Derived chosen, rejected;

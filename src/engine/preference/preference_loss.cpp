@@ -130,7 +130,7 @@ void PreferenceTextLoss::add_metrics(const tensor::Batch& batch, const nn::TextS
                                      const std::vector<double>& reference) {
   const std::vector<std::int32_t> sides = sides_of(batch);
   const bool rewards = objective_ == Objective::reward;  // scores are these themselves
-  // What orpo and simpo take for log-probabilities are means over tokens.
+  // The losses orpo and simpo take means over tokens for log-probabilities.
   const bool means = objective_ == Objective::orpo || objective_ == Objective::simpo;
   const auto found = [&](std::size_t i) {
     return means ? scores.weighted[i] / std::max<double>(1, static_cast<double>(scores.targets[i]))

@@ -10,7 +10,7 @@
 
 namespace sherd::engine {
 
-/// What a step's loss needs to know of all its micro-batches.
+/// The facts on all micro-batches of a step that its loss needs.
 struct PreferenceStep {
   double baseline = 0;   ///< kto's z0, nats
   double sft_scale = 0;  ///< pairs over the targets of their chosen texts; 0: the micro-batch's own
@@ -34,8 +34,9 @@ class PreferenceTextLoss final : public nn::TextLoss {
 
   /// Sets what the micro-batches to come need to know of their step.
   void set_step(const PreferenceStep& step) { step_ = step; }
-  /// What was added, until it is cleared: rewards of chosen and rejected texts, their margins, the share of
-  /// pairs of which the chosen one's is higher, log-probabilities, the baseline. Names are TRL's.
+  /// Sums of the metrics of texts, until they are cleared: rewards of chosen and rejected texts, their
+  /// margins, the share of pairs of which the chosen one's is higher, log-probabilities, the baseline. Names
+  /// are TRL's.
   MetricSums& sums() { return sums_; }
 
   bool looks_at_partners() const;

@@ -53,7 +53,7 @@ class PreferenceRun {
 
   /// Writes no file from here on: the run is looked at, and not trained.
   void write_nothing() { writes_ = false; }
-  /// What a checkpoint says of the reference; restore() refuses a run that would go on with another.
+  /// Adds the reference's checksum to a checkpoint; a run that restores it is refused with another reference.
   void save(ClientState& client) const;
   void restore(const ClientState& client);
 

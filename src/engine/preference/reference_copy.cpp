@@ -16,7 +16,7 @@ void put_apart(std::string& nvme_path, bool exists) {
   if (exists) std::filesystem::create_directories(nvme_path, error);  // opening the store tells what is wrong
 }
 
-/// What fp32 masters of the parameters in `trained` would be rounded to.
+/// Weights in which the bf16 parameters of `trained` are rounded as from fp32 masters.
 class AsMasters final : public nn::ForwardedWeights {
  public:
   AsMasters(nn::WeightSource& source, std::set<std::string> trained, device::Device& device)

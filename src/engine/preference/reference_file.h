@@ -8,14 +8,14 @@
 
 namespace sherd::engine {
 
-/// What a reference found for the texts of a run, by their number (data::SampleRow::texts): log-probabilities
-/// in nats, NaN for a text that no sample has; of kto also those of mismatched answers.
+/// The values that a reference found for the texts of a run, by their number (data::SampleRow::texts):
+/// log-probabilities in nats, NaN for a text that no sample has; for kto also those of mismatched answers.
 struct ReferenceValues {
   std::vector<double> texts, mismatched;
 };
 
-/// What log-probabilities are of: as text, and compared as such. Which weights found them it does not say:
-/// who uses them compares a few with what the weights find.
+/// The texts and settings that log-probabilities were computed for; compared as text. These facts do not tell
+/// which weights computed them: whoever uses the values compares a few with what the weights find.
 struct ReferenceFacts {
   std::uint32_t fingerprint = 0;  ///< TokenData's
   std::int64_t texts = 0;

@@ -7,8 +7,8 @@
 
 namespace sherd::engine {
 
-/// What FP8 costs one linear layer, in the mean of some micro-batches and of all ranks. Experts of a block
-/// count as one layer, named with * for their number.
+/// The errors of one linear layer in FP8, in the mean of some micro-batches and of all ranks. Experts of a
+/// block count as one layer, named with * for their number.
 struct Fp8LayerErrors {
   std::string layer;
   /// ‖in FP8 − in bf16‖ / ‖in bf16‖ of its products, from the same operands: its outputs, and the gradients

@@ -35,7 +35,7 @@ struct StepMetrics {
   std::optional<double> mfu;
   /// All ranks' together, in this step, by the path of each layer of experts; empty: the model has none.
   std::vector<std::pair<std::string, parallel::RoutingTotals>> experts;
-  /// What became of the elements that FP8 products quantised on this rank since the step before, evaluations
+  /// Losses among the elements that FP8 products quantised on this rank since the step before, evaluations
   /// included: the share that was not zero and became zero, and how many were infinite or NaN. Not set: no
   /// product is in FP8.
   struct Fp8 {

@@ -37,7 +37,7 @@ struct Field {
   std::string text;
 };
 
-/// What stands on a line.
+/// The contents of a line.
 struct Line {
   std::string counter;
   double share = 0;  ///< 0…1; negative: unknown, and there is no bar

@@ -48,7 +48,7 @@ class StragglerWatch {
   /// slow at something else for two windows, or as fast as its peers for five.
   std::vector<std::string> add(std::span<const RankTimes> ranks);
 
-  /// What a rank takes longest at beside its peers, where these times say that it is slow.
+  /// The part of a step at which a rank loses most against its peers, where these times say that it is slow.
   std::optional<RankTimes::Part> slow_at(std::span<const RankTimes> ranks, std::size_t rank) const;
 
  private:
@@ -60,8 +60,8 @@ class StragglerWatch {
   std::vector<int> stages_;
   std::vector<std::vector<double>> ratios_, excess_;  ///< of the window's steps, by rank
   std::vector<RankTimes> sums_;                       ///< of the window
-  /// What is known of a rank: what was told of it, what the last window found beside that, and for how many
-  /// windows it has been as fast as its peers.
+  /// The slowness of a rank: the part that was told, another that the last window found, and for how many
+  /// windows the rank has been as fast as its peers.
   struct Known {
     std::optional<RankTimes::Part> told, found;
     int fast = 0;

@@ -53,7 +53,7 @@ class StepRecord {
 inline constexpr const char* steps_file = "steps.jsonl";
 inline constexpr const char* start_key = "start";
 
-/// What such a file says.
+/// The contents of such a file.
 struct RecordedSteps {
   struct Start {
     std::string name;

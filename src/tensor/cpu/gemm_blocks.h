@@ -86,7 +86,7 @@ std::unique_ptr<BlockProduct> make_bf16_tiles();
 /// Register tiles of an instruction set's fp32 multiply-adds.
 std::unique_ptr<BlockProduct> make_f32_tiles(CpuIsa isa);
 
-/// What the codes of a matrix in FP8 stand for, in bf16, which holds them all.
+/// The values of a matrix in FP8, in bf16, which holds them all.
 Tensor decode_fp8(Device& device, const IsaTable& isa, const Fp8Matrix& m);
 
 /// Kernels::matmul for fp32, bf16 and fp16 operands that were checked; m and n are positive.

@@ -39,7 +39,7 @@ struct DeltaArguments {
   __device__ bool begins(Count row) const { return row % rows == 0 || (starts && starts[row] != 0); }
 };
 
-/// What a row's queries and keys are multiplied by. A warp takes one key head of a row.
+/// Computes the factors of a row's queries and keys. A warp takes one key head of a row.
 template <class S>
 __global__ void delta_scales_kernel(DeltaArguments<S> a, Count items, Compute<S>* scales) {
   using C = Compute<S>;

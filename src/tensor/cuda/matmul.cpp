@@ -308,7 +308,7 @@ class Steps {
   const Tensor& left() const { return fp8() ? args_.fp8_b.codes : args_.b; }
   const Tensor& right() const { return fp8() ? args_.fp8_a.codes : args_.a; }
   const Tensor& sums() const { return wide ? wide : result; }
-  /// What a product in FP8 adds to is added to apart from it where it does not go there.
+  /// Whether a product in FP8 that goes to `wide` is added to c by a kernel of its own.
   bool adds_apart() const { return fp8() && wide && args_.accumulate; }
 
   /// The plan of the product: what the library does not do beside it is done apart. scratch(n): n fp32

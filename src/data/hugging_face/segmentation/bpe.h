@@ -49,7 +49,7 @@ struct BpeSpace {
   WordCache cache = {};
 };
 
-/// What turns pre-tokens into ids: byte-pair encoding, WordPiece, or a unigram model. Immutable.
+/// The model that turns pre-tokens into ids: byte-pair encoding, WordPiece, or a unigram model. Immutable.
 class WordModel {
  public:
   virtual ~WordModel() = default;

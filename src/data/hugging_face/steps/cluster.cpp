@@ -12,7 +12,7 @@
 namespace sherd::data {
 namespace {
 
-/// What the rules ask of a character: Grapheme_Cluster_Break, Extended_Pictographic, and
+/// The properties of a character that the rules ask for: Grapheme_Cluster_Break, Extended_Pictographic, and
 /// Indic_Conjunct_Break, which ICU 72 does not have but derives from what it has.
 struct ClusterClass {
   int break_class = U_GCB_OTHER;
@@ -72,7 +72,7 @@ bool joins(int before, int behind) {
   }
 }
 
-/// What of the characters before decides.
+/// The state that the rules need of the characters before.
 class ClusterState {
  public:
   /// Whether the next character goes on with the cluster; the first one does.

@@ -29,7 +29,7 @@ inline bool is_python_space(char32_t character) {
 std::string_view without_python_space_behind(std::string_view text);
 /// The characters of `\w`: Alphabetic, M, Nd, Pc and Join_Control (Unicode Technical Standard 18, annex C).
 bool is_word(char32_t character);
-// What the tokenizers package asks of characters by a table of Unicode 8, which has no later ones.
+// Categories of characters as the tokenizers package has them, by a table of Unicode 8, without later ones.
 /// Mn.
 bool is_nonspacing_mark(char32_t character);
 /// M, by another table, of Unicode 9.
@@ -38,9 +38,9 @@ bool is_mark(char32_t character);
 bool is_control(char32_t character);
 /// An expression to stand in front of one for P, which keeps out what came after Unicode 8.
 std::string without_late_punctuation();
-/// One character in lower case; U+0130 alone becomes two, which are appended.
+/// Appends one character in lower case; U+0130 alone becomes two.
 void append_lower(char32_t character, std::string& text);
-/// In upper case, which may be several characters.
+/// Appends one character in upper case, which may be several characters.
 void append_upper(char32_t character, std::string& text);
 
 /// The character by which byte-level vocabularies write a byte: itself where it is printable in Latin-1,

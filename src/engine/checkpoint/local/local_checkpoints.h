@@ -28,7 +28,8 @@ namespace sherd::engine {
 /// One per engine; used on the rank's thread. All but frozen() and newest() is collective.
 class LocalCheckpoints {
  public:
-  /// What it refers to must outlive it. `anew`: the run begins, and does not go on from what it finds.
+  /// `dist`, `model` and `device` must outlive it. `anew`: the run begins, and does not go on from
+  /// checkpoints that it finds.
   LocalCheckpoints(const Distributed& dist, const sharding::ShardedModel& model, device::Device& device,
                    const std::filesystem::path& directory, const std::filesystem::path& save_dir, bool anew);
 

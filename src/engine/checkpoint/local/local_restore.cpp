@@ -59,7 +59,7 @@ std::vector<Candidate> gather_candidates(const Distributed& dist, const std::vec
   return out;
 }
 
-/// What it is called where a machine had nothing of it.
+/// The tag of a local checkpoint of that manifest's step.
 std::string tag_of(const Manifest& manifest) {
   return cat("global_step", manifest.global_steps);
 }

@@ -167,7 +167,8 @@ std::vector<FileChecksum> PeerCopies::write(SaveAct& act, const Copying& copying
     pass(outgoing, incoming, go_on);
     return sums;
   } catch (...) {
-    // What all ranks throw has broken nothing; a rank that leaves alone tells the others, who wait for it.
+    // An error that all ranks throw has broken nothing; a rank that leaves alone tells the others, which wait
+    // for it.
     group_->abort("a local checkpoint was given up");
     throw;
   }

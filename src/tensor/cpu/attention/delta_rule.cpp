@@ -203,8 +203,8 @@ class Worker {
     return late_.data();
   }
 
-  /// What becomes of the segment's states by decay alone, and its changes U:
-  /// (1 + A)·U = beta·(v − exp(γ)·k·S), A_ij = beta_i·decay_ij·(k_i·k_j) for j < i.
+  /// Computes the segment's decays and its changes U, by forward substitution: (1 + A)·U = beta·(v −
+  /// exp(γ)·k·S), A_ij = beta_i·decay_ij·(k_i·k_j) for j < i.
   void solve(const Segment& s, const C* state) {
     const Count n = s.end - s.begin, dk = e_.key_dim, dv = e_.value_dim;
     sums_.resize(size(n)), decay_.resize(size(n)), decays_.resize(size(n, n)), system_.resize(size(n, n));
@@ -313,7 +313,7 @@ void Worker<C>::backward(const Segment& s, const C* state, C* dstate, const Tens
   product_({dscores_.data(), n}, {k(s), d}, n, n, d, dq_rows, d, true);
   product_({dscores_.data(), n, true}, {q(s), d}, n, n, d, dk_rows, d, true);
 
-  // What stood before the system, by its transpose, last rows first.
+  // The gradient of the system's right side, by the transposed system, last rows first.
   dwanted_ = du_;
   for (Count first = (n - 1) / small_block * small_block; first >= 0; first -= small_block) {
     const Count end = std::min(n, first + small_block);

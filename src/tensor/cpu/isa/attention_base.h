@@ -93,8 +93,8 @@ SHERD_INLINE I sees(const AttentionHead& h, I query, Count key) {
          (query <= static_cast<std::int32_t>(key + h.seen.behind));
 }
 
-/// What numbers of a tile of scores are multiplied by: products of queries and keys, or where scores are
-/// capped their tanh, score_tanh().
+/// The factor of the numbers in a tile of scores: of products of queries and keys, or where scores are capped
+/// of their tanh, score_tanh().
 SHERD_INLINE float score_factor(const AttentionHead& h) {
   return h.cap > 0 ? h.cap : h.scale;
 }

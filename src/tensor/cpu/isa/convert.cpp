@@ -176,7 +176,7 @@ struct SixteenHalves {
   __m256i lower_, upper_;  ///< bytes of the numbers
 };
 
-/// What E4M3's mantissas stand for with the exponent of the least normal number, and as subnormal numbers.
+/// The values of E4M3's mantissas with the exponent of the least normal number, and as subnormal numbers.
 /// Greater normal ones have the same digits, also when they are rounded to bf16: the exponents add.
 constexpr float e4m3_least[16] = {0x8p-9f, 0x9p-9f, 0xap-9f, 0xbp-9f, 0xcp-9f, 0xdp-9f, 0xep-9f, 0xfp-9f,
                                   0x0p-9f, 0x1p-9f, 0x2p-9f, 0x3p-9f, 0x4p-9f, 0x5p-9f, 0x6p-9f, 0x7p-9f};

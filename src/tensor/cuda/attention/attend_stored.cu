@@ -32,7 +32,7 @@ struct StoredArguments {
   int lane_bits;                 ///< a team has 1 << lane_bits lanes
   C scale, cap;
 
-  /// What the sink adds to a sum of exponentials whose highest is of `top`.
+  /// The sink's term in a sum of exponentials whose highest is of `top`.
   __device__ C of_sink(Count head, C top) const {
     return sinks ? exp_anywhere<C>(widen(sinks[head]) - top) : C{0};
   }

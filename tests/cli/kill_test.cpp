@@ -215,7 +215,7 @@ TEST_F(Kill, AtAnyMomentLeavesAWholeCheckpointAndTheSameRun) {
   const Outcome ended = sherd(last);
   ASSERT_EQ(ended.code, 0) << ended.err;
   expect_same(expected, true);
-  // What a rank recorded when it lost another one stays.
+  // The record that a rank wrote when it lost another one stays.
   std::set<std::string> there = names();
   std::erase_if(there, [](const std::string& name) { return name.starts_with("flight_recorder_rank_"); });
   EXPECT_EQ(there, (std::set<std::string>{cat("global_step", steps - 2), cat("global_step", steps), "latest",

@@ -18,7 +18,7 @@ using ::testing::ContainsRegex;
 class LaunchProgram : public Train {
  protected:
   LaunchProgram() {
-    // What stands for ssh HOST COMMAND.
+    // A script stands for ssh HOST COMMAND.
     write_text(folder_ / "ssh",
                "echo \"$1\" >> " + (folder_ / "reached").string() + "\nshift\nexec sh -c \"$*\"\n");
   }

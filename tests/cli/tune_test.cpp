@@ -91,7 +91,7 @@ TEST_F(Tune, ATrialThatFailsIsARow) {
   EXPECT_THAT(out.at("layouts")[0].at("failure").get<std::string>(), HasSubstr("the jar is empty"));
   EXPECT_TRUE(out.at("layouts")[1].contains("step_s"));
   EXPECT_EQ(out.at("best"), 1);
-  // What failed is tried again, and what ran is not.
+  // A trial that failed is run again, and one that ran is not.
   const Outcome again = tune({"--top", "2", "--launcher", launcher});
   EXPECT_THAT(again.err, HasSubstr("trial-1: the jar is empty"));
   EXPECT_EQ(count(again.err, "trial-2"), 0u) << again.err;

@@ -223,7 +223,7 @@ TEST(PreferenceLines, AnswerWhatOtherKeysAsk) {
             (Lines{"+" + user("a\ni") + assistant("⟦b∎⟧"), "-" + user("a\ni") + assistant("⟦c∎⟧")}));
 }
 
-/// What was answered before is not judged.
+/// Answers of the history are not judged.
 TEST(PreferenceLines, LearnNothingOfAHistory) {
   EXPECT_EQ(texts_in(R"({"instruction": "a", "input": "i", "history": [["x", "y"]], "chosen": "b",
                          "rejected": "c", "output": "z"})"),

@@ -55,7 +55,7 @@ void expect_places(const IndexedDataset& dataset, const PreferenceOptions& optio
   EXPECT_EQ(places == all, all <= std::max<std::int64_t>(10, 20 - other)) << text.number;
 }
 
-/// What is chosen comes with what was rejected for it, behind it.
+/// Each chosen answer is followed by the one that was rejected for it.
 void expect_pairs(const std::vector<SeenText>& texts) {
   for (std::size_t i = 0; i < texts.size(); ++i) {
     EXPECT_EQ(texts[i].side, i % 2 == 0 ? 1 : -1);
@@ -133,7 +133,7 @@ TEST_F(PreferenceRounds, CountTheTokensBeforeAPosition) {
   }
 }
 
-/// What the mismatched like of a row takes is not counted.
+/// The tokens of a row's mismatched counterpart are not counted.
 TEST_F(PreferenceRounds, CountTheirOwnTokensBesideMismatches) {
   const auto judged = prepared(many_judged(30));
   for (const PreferenceOptions& options : all_ways(true)) {

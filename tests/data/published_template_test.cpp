@@ -120,7 +120,7 @@ TEST(PublishedTemplate, LearnsCallsAndNotTheirResults) {
                          "|<|im_start|>|assistant\n⟦b|<|im_end|>|⟧\n|<|im_start|>|user\nc|<|im_end|>|\n"
                          "|<|im_start|>|assistant\n⟦<think>\n\n</think>\n\nd|<|im_end|>|⟧\n"));
     }
-  // What an answer says may stand behind its call's result; what it begins with may be asked for otherwise.
+  // An answer's text may stand behind its call's result, and its beginning may be asked for in other words.
   const auto later = own(
       "{% for m in messages %}{% if m.role == 'assistant' %}<|im_start|>A:{% if m.tool_calls %}"
       "{call {{ m.tool_calls[0].arguments | tojson }}}<|im_end|>{{ messages[loop.index].content "
@@ -400,7 +400,7 @@ TEST(PublishedTemplate, IsFoundInFilesWithItsTokens) {
   expect_error(ErrorKind::config, "the model's own: the chat template is not read: line 1: ", [&] {
     text_of({{"chat_template.jinja", "{{"}});
   });
-  // What is saved of it makes it again, with its tokens.
+  // A template's spec makes it again, with its tokens.
   const auto by = published_template(files_of({{"chat_template.jinja", with_tokens},
                                                {"tokenizer_config.json", R"({"bos_token": "<|im_end|>"})"}}),
                                      *qwen, "the model");

@@ -89,7 +89,7 @@ void expect_cases(const TalkJson& all, bool to_taste, Seen& seen) {
       got = encoded(*by, all.at("talks").at(talk));
     } catch (const Error& error) {
       if (one.contains("error")) continue;
-      // What would be dropped is refused.
+      // A conversation of which something would be dropped is refused.
       EXPECT_THAT(error.what(),
                   ::testing::AnyOf(::testing::HasSubstr("which the template does not write"),
                                    ::testing::HasSubstr("which it does not name"),

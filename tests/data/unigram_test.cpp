@@ -55,7 +55,8 @@ TEST(Unigram, APieceMayBeThereTwice) {
   EXPECT_EQ(tokenizer->vocab_size(), 6);
 }
 
-/// What transformers writes for spaces at the ends of a text: a text that was cut has none where it goes on.
+/// Spaces at the ends of a text become what transformers makes of them: a text that was cut has none where it
+/// goes on.
 TEST(Unigram, TheBeginningOfATextIsThatOfTheWhole) {
   json file = unigram_file(few_pieces);
   file["model"]["vocab"].push_back({"\u2581", -3});

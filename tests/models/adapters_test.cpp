@@ -31,7 +31,7 @@ config::Adapter lora(std::vector<std::string> targets = {}) {
   return out;
 }
 
-/// What has no adapters yet says so.
+/// Models that have no adapters yet say so.
 TEST(Adapters, OfOtherAttentionsAreRefusedByName) {
   using sherd::testing::expect_error;
   for (const auto& [options, part] : {std::pair{test::tiny_latents(), "yet to come for latent attention"},
@@ -241,7 +241,7 @@ TEST(Adapters, ModulesOfSomeExpertsComeBack) {
   }
 }
 
-/// What short names cannot say is written by whole ones, which mean the same adapter.
+/// An adapter that short names cannot describe is written by whole ones, which mean the same adapter.
 TEST(Adapters, WhatIsInSomeBlocksComesBack) {
   const auto round_trip = [](config::Adapter adapter, const std::string& first, const std::string& second) {
     const GptConfig options = options_of("llama", adapter);

@@ -237,7 +237,8 @@ TEST(HuggingFaceConfig, MscaleIsAFactorOfScores) {
       << "of yarn alone";
 }
 
-/// What transformers makes of them: of a file without all keys, and of one that came from none.
+/// The classes of transformers get the keys that they need: from a file without all keys, and for a model
+/// that came from none.
 TEST(HuggingFaceConfig, ClassesGetWhatTheyNeed) {
   const auto model = [](const std::string& keys) {
     return *config::parse_text(cat(R"({"model": {"seq_length": 32, "hidden_size": 16, "num_layers": 12,
@@ -272,7 +273,7 @@ TEST(HuggingFaceConfig, ClassesGetWhatTheyNeed) {
       family_named("phi3"));
 }
 
-/// What a type has by default is no answer to a model that has it not.
+/// A type's default is written out where a model does not have it.
 TEST(HuggingFaceConfig, SectionsOfGemmaSayWhatItHas) {
   const auto again = [](const Model& model) { return *config::parse_text(config::section_of(model)).model; };
   const auto gemma = [](const std::string& keys) {

@@ -50,7 +50,7 @@ class Family : public ::testing::TestWithParam<std::string> {
     weights.check(parameters.all());
     for (const auto& p : parameters.all()) weights.read(p->name, p->logical_slice(), 0, p->value);
   }
-  /// What a model learns outside of gradients.
+  /// Loads the states that a model learns outside of gradients.
   void load_states(Gpt& model) const {
     const std::map<std::string, std::vector<float>> states =
         HuggingFaceWeights(folder_, layout_).step_states();
@@ -234,7 +234,7 @@ TEST_P(Family, TheLossOfSpansIsThatOfTransformers) {
   EXPECT_NEAR(cpu_.values(model(tape, batch).value())[0], expected("spans.loss")[0], 1e-5);
 }
 
-/// What a decoder writes behind an encoder, with the keys and values that it keeps of both.
+/// A decoder behind an encoder writes the same, with the keys and values that it keeps of both.
 TEST_P(Family, ADecoderAnswersAsTransformersDoes) {
   if (!options_.has_encoder()) return;
   Gpt model(options_);

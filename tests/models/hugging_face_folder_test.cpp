@@ -127,7 +127,7 @@ TEST(HuggingFaceFolder, FilesOfBitsandbytesAreReadAsItDecodesThem) {
   expect_error(ErrorKind::data, "down_proj.SCB (I32)", [&] { rows.open(); });
 }
 
-/// What routers learn outside of gradients is the model's, not its adapter's.
+/// The biases that routers learn outside of gradients are the model's, not its adapter's.
 TEST(HuggingFaceFolder, AnAdapterHasNoCorrectionBiases) {
   const config::Config config = config_in(folder_of("glm4_moe"));
   GptConfig options = gpt_config(config, config.model->vocab_size);

@@ -58,7 +58,7 @@ TEST(InitialAdapter, BeginsAsPartsOfTheWeights) {
   }
 }
 
-/// What is exported of an adapter that began as a part of the weights: LoRA beside the weights themselves.
+/// An adapter that began as a part of the weights is exported as LoRA beside the weights themselves.
 TEST(InitialAdapter, ThatBeganAsPartsBecomesAPlainOne) {
   for (const char* name : {"llama_pissa", "gpt2_pissa", "llama_olora"}) {
     SCOPED_TRACE(name);

@@ -115,7 +115,7 @@ TEST(LowBitExport, CodesBesideScalesIn8BitsComeBack) {
   EXPECT_EQ(values(published, out.path()).size(), published.model.parameters().size());
 }
 
-/// What is read again is what the written error tells, and nothing else has changed.
+/// The weights that are read again are off by the error that was told, and nothing else has changed.
 TEST(LowBitExport, TellsWhatItRoundedAway) {
   for (const auto& [family, format, most] : {std::tuple{"llama", StoredFormat::nf4, 0.12},
                                              {"llama", StoredFormat::nf4_double, 0.12},

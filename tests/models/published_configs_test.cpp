@@ -108,7 +108,7 @@ TEST(PublishedConfigs, EncodersInFrontOfDecoders) {
                         .model;
   EXPECT_EQ(parameters(mt5), 300'176'768);
   EXPECT_FALSE(mt5.tied());
-  // What transformers 4 and 5 say of the head.
+  // Files of transformers 4 and 5 describe the head differently.
   const auto of = [](const std::string& keys) {
     return read((R"({"model_type": "t5", "feed_forward_proj": "gated-gelu", "num_decoder_layers": 4)" + keys +
                  "}")

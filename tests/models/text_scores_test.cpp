@@ -110,8 +110,8 @@ class TextScores : public ::testing::Test {
   autograd::Tape tape_{*cpu_.kernels};
 };
 
-/// What training finds for a text, and what scoring does, which reads it by way of a cache of keys: the same
-/// bits, beside whatever other texts.
+/// The score that training finds for a text has the same bits as that of scoring, which reads the text by way
+/// of a key cache, beside whatever other texts.
 TEST_F(TextScores, OfTrainingAndOfScoringAreTheSameToTheBit) {
   for (const GptConfig& o :
        {small(test::tiny_gpt2()), small(test::tiny_llama()), small(test::with_experts(test::tiny_llama()))})

@@ -62,7 +62,7 @@ struct Fp8Numbers {
   static F value(U u) { return bits_as<F>(u); }
 };
 
-/// What the codes stand for, which bf16 holds.
+/// Writes the values of codes, which bf16 holds.
 __global__ void fp8_values_kernel(const std::uint8_t* codes, const float* scales, Fp8Rule rule, Count rows,
                                   Count cols, bf16* to) {
   for (Count i = grid_thread(); i < rows * cols; i += grid_threads()) {

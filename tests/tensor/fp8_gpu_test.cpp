@@ -117,7 +117,8 @@ TEST_P(Fp8OnGpu, MatricesAreTheProcessorsToTheBit) {
       }
 }
 
-/// What has no finite number, only zeros, and only what is too small or too large for the format.
+/// Matrices without a finite number, of zeros alone, and of numbers that are all too small or too large for
+/// the format.
 TEST_P(Fp8OnGpu, MatricesOfOneKindAreTheProcessorsToTheBit) {
   const double inf = std::numeric_limits<double>::infinity();
   for (const double value : {0.0, inf, std::nan(""), 1e-42, 1e-20, 3e38, 1.75, 1.7500001})
@@ -213,7 +214,7 @@ double code_value(Fp8Format format, unsigned code) {
   return code & 0x80u ? -size : size;
 }
 
-/// What codes and scales stand for, row by row.
+/// The values of codes with their scales, row by row.
 std::vector<double> meaning(Machine& m, const Fp8Matrix& x) {
   const Tensor codes = m.host(x.codes), scales = m.host(x.scales);
   std::vector<double> out;

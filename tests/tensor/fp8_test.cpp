@@ -28,7 +28,7 @@ using tensor::Fp8Scaling;
 
 constexpr double infinite = std::numeric_limits<double>::infinity();
 
-/// What a code stands for, field by field.
+/// The value of a code, computed field by field.
 double number_of(Fp8Format format, int code) {
   const bool wide = format == Fp8Format::e4m3;
   const int mantissa_bits = wide ? 3 : 2, bias = wide ? 7 : 15;
@@ -320,8 +320,8 @@ TEST(Fp8, PartsWithAgreedScalesAreThoseOfTheWhole) {
               << m.name();
         }
       }
-      // What came back becomes the same numbers again, though blocks whose largest was rounded down may have
-      // smaller scales.
+      // Values that came back become the same numbers again, though blocks whose largest was rounded down may
+      // have smaller scales.
       const Fp8Matrix again = empty_fp8(*m.device, rule, cols, rows),
                       before = empty_fp8(*m.device, rule, cols, rows);
       m.kernels.to_fp8(values.reshape({rows, cols}), true, again, {});

@@ -176,7 +176,7 @@ TEST_F(AdapterRuns, BeginAsPartsOfTheWeights) {
   fs::rename(folder_ / "hf", folder_ / "moved");
   EXPECT_EQ(exported({"--base", in("moved")}).code, 0);
   fs::remove_all(folder_ / "x");
-  // What it began as, and which rows it trains, stay.
+  // An adapter's beginning, and the rows that it trains, stay.
   for (const auto& [change, why] : {std::pair{R"(training.adapter.init_lora_weights="uniform")",
                                               "init_lora_weights is not that in checkpoint"},
                                     {"training.adapter.alpha=3", "by which a part of the weights was taken"},
@@ -205,7 +205,7 @@ TEST_F(AdapterRuns, BeginAsPartsOfTheWeights) {
       sherd({"export", in("went_on"), "--output", in("went_on_peft"), "--adapter", "--base", in("moved")})
           .code,
       0);
-  // What was taken from is no base for another adapter.
+  // A base from which an adapter took its part is no base for another one.
   got = tune("y", {from("tuned"), "training.adapter.init_from=" + in("plain")});
   EXPECT_EQ(got.code, 2);
   EXPECT_THAT(got.err, HasSubstr("is no base for another one"));

@@ -99,7 +99,7 @@ TEST_F(Encoder, EmbedsTextsAndComesBackFromHuggingFacesFiles) {
   const Outcome imported = sherd({"import", in("hf"), "--output", in("imported"), "--dtype", "bf16"});
   ASSERT_EQ(imported.code, 0) << imported.err;
   expect_alike(embed("imported", {}), together);
-  // What an encoder does not do is said with what to do.
+  // An error for what an encoder does not do says what to do.
   const Outcome continued = sherd({"generate", "--checkpoint", in("run"), "--prompt", "The"});
   EXPECT_EQ(continued.code, 2);
   EXPECT_THAT(continued.err, HasSubstr("--embed"));

@@ -39,7 +39,8 @@ class Completion : public ::testing::Test {
   int shell(const std::string& command) const {
     return std::system(cat("cd ", folder_.path().string(), " && ", command, " >out 2>err").c_str());
   }
-  /// What bash offers for the last of these words, which it cuts at = and : as it does on its command line.
+  /// The words that bash offers for the last of `words`, which it cuts at = and : as it does on its command
+  /// line.
   std::vector<std::string> replies(const std::vector<std::string>& words) const {
     std::string line = "source ./sherd.bash; COMP_WORDS=(";
     for (const std::string& word : words) line += cat(" '", word, "'");

@@ -44,7 +44,7 @@ bool installed(const char* program) {
   return std::system(cat("command -v ", program, " >/dev/null 2>&1").c_str()) == 0;
 }
 
-/// What the help lists, read from its text.
+/// The options that the help lists, read from its text.
 std::set<std::string> options_in(const std::string& help) {
   std::set<std::string> out;
   const std::regex option(R"((?:^|\n) +(?:-h, )?--([a-z0-9-]+))");

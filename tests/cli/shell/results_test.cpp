@@ -14,7 +14,7 @@ using ::testing::Not;
 class Results : public Train {
  protected:
   std::string path(const char* name) const { return (folder_ / name).string(); }
-  /// What the command prints with --json --quiet; beside it there are warnings alone.
+  /// The object that a command prints with --json --quiet; beside it there are warnings alone.
   json of(std::vector<std::string> arguments, int code = 0) {
     arguments.insert(arguments.end(), {"--json", "--quiet"});
     const Outcome outcome = sherd(arguments);

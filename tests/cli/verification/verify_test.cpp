@@ -34,7 +34,7 @@ class Verify : public VerifiedRun {
         << outcome.out;
     EXPECT_THAT(outcome.out, Not(HasSubstr("not promised")));
   }
-  /// What it says of a run that is not as it was.
+  /// The report on a run that is not as it was.
   std::string found(const std::vector<std::string>& more = {}) const {
     const Outcome outcome = verify(more);
     EXPECT_EQ(outcome.code, 5) << outcome.out << outcome.err;

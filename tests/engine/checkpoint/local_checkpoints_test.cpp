@@ -205,7 +205,7 @@ TEST_F(LocalCheckpointsTest, MayHaveFilesOfSeveralChunks) {
   expect_whole_files(0, 0);
 }
 
-/// What stands for no room: a folder where a file is to be.
+/// A folder where a file is to be stands for a machine without room.
 TEST_F(LocalCheckpointsTest, ThatAMachineHasNoRoomForIsPassedOver) {
   on_machines(
       3, 3,

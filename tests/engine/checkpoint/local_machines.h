@@ -51,7 +51,7 @@ class LocalMachines : public ::testing::Test {
       if (entry.path().stem() == cat("global_step", step)) return entry.path();
     return {};
   }
-  /// What lies there, without the ids of acts of saving.
+  /// The names of what lies there, without the ids of acts of saving.
   std::set<std::string> steps_in(int number) const {
     std::set<std::string> out;
     for (const std::string& name : names_in(local(number))) out.insert(name.substr(0, name.find('.')));

@@ -165,7 +165,7 @@ TEST_P(Fp8Equality, OfAdaptersAndReplicas) {
 INSTANTIATE_TEST_SUITE_P(Recipes, Fp8Equality, ::testing::Values("current", "blockwise", "rowwise"),
                          [](const auto& test) { return test.param; });
 
-/// What the processor reads of a weight: not what products do, between steps and where passes gather in FP8.
+/// The weights that the processor reads between steps are exact, also where passes gather them in FP8.
 TEST(Fp8, WhoeverReadsWeightsGetsThemExactly) {
   RunSpec spec = fp8_spec("blockwise", 2, 3);
   spec.steps = 2;

@@ -323,7 +323,8 @@ TEST(GgufExport, PartsOfAMatrixComeTogether) {
     EXPECT_EQ(first("attn_v", row), row / 260 * 4 * 260 + 3 * 260 + row % 260) << row;
 }
 
-/// What readers add to a weight, alpha/rank·B·A, is what the adapter adds to the published weight.
+/// The product that readers add to a weight, alpha/rank·B·A, is the one that the adapter adds to the
+/// published weight.
 TEST(GgufExport, LoraIsOfTheFilesMatrices) {
   GptConfig options = config_of("llama");
   options.adapter.type = config::AdapterType::lora;
@@ -353,7 +354,7 @@ TEST(GgufExport, LoraIsOfTheFilesMatrices) {
   EXPECT_EQ(file.tensors.at("blk.1.ffn_down.weight.lora_a").shape, (std::vector<std::int64_t>{2, 20}));
   const Values a = file.tensors.at("blk.0.attn_q.weight.lora_a").values(),
                b = file.tensors.at("blk.0.attn_q.weight.lora_b").values();
-  // Of the packed layer two heads' queries stand before each key, and only queries and values have rows of B.
+  // In the packed layer two heads' queries stand before each key, and only queries and values have rows of B.
   const std::string at = "blocks.0.attention.qkv.adapter.";
   Values own_a, own_b;
   for (std::int64_t i = 0; i < 2 * 16; ++i) own_a.push_back(Numbered::value(at + "lora_A", i));

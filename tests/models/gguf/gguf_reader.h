@@ -20,7 +20,7 @@ inline double half_value(const unsigned char* at) {
   return bits >> 15 ? -value : value;
 }
 
-/// What a block of q4_k stands for, by the format's description.
+/// The values of a block of q4_k, by the format's description.
 inline void decode_q4_k(const unsigned char* block, double* to) {
   const double scale = half_value(block), least = half_value(block + 2);
   const unsigned char *packed = block + 4, *codes = block + 16;
@@ -46,7 +46,7 @@ inline void decode_q6_k(const unsigned char* block, double* to) {
   }
 }
 
-/// What a run of blocks stands for.
+/// The values of a run of blocks.
 inline std::vector<double> decoded(models::GgufType type, const std::string& bytes) {
   const auto* at = reinterpret_cast<const unsigned char*>(bytes.data());
   const std::int64_t size = models::bytes_of_block(type), values = models::values_of_block(type),

@@ -221,7 +221,7 @@ TEST(VocabTextLossOfOneRank, SaysThatAScoreIsNotFinite) {
   });
 }
 
-/// What a rank with a GPU computes does not depend on when its kernels run.
+/// The results of a rank with a GPU do not depend on when its kernels run.
 TEST(VocabTextLossOnAGpu, GivesTheSameBitsHoweverLateItsKernelsRun) {
   for (const std::int64_t seq : {16, 192})
     for (const bool frozen : {false, true}) {

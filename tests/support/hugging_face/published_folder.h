@@ -25,7 +25,7 @@ inline std::filesystem::path folder_of(const std::string& family) {
   return std::filesystem::path(SHERD_SOURCE_DIR) / "tests/models/reference/hugging_face" / family;
 }
 
-/// What its config.json describes.
+/// The configuration that the folder's config.json describes.
 inline config::Config config_in(const std::filesystem::path& folder) {
   const auto published = from_hugging_face(sherd::testing::read_text(folder / "config.json"), "config.json");
   return config::parse_text(config::section_of(published.model));

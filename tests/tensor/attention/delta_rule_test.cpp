@@ -138,7 +138,7 @@ TEST_P(Delta, follows_its_definition) {
   }
 }
 
-/// What a text's rows give is the same in one call and in many, beside other texts.
+/// The results of a text's rows are the same in one call and in many, beside other texts.
 TEST_P(Delta, continues_texts) {
   const DType dtype = GetParam(), compute = tensor::compute_type(dtype);
   const DeltaCase c{1, 80, 2, 4, 6, 5};

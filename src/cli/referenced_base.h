@@ -3,8 +3,8 @@
 #include <filesystem>
 #include <string>
 
+#include "engine/checkpoint/frozen/referenced_base.h"
 #include "engine/checkpoint/manifest.h"
-#include "engine/checkpoint/referenced_base.h"
 
 // Checkpoints that do not hold the weights beside which an adapter is trained (training.adapter.save_base).
 namespace sherd::cli {

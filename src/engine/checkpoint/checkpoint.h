@@ -20,10 +20,12 @@
 //
 //   format.h            what lies on disk: the folder, the names, what a tensor of a file is of
 //   manifest.h          everything of a checkpoint but its tensors, as JSON
-//   states.h            which states a rank writes and reads; frozen_files.h: those that checkpoints share
+//   states.h            which states a rank writes and reads
+//   frozen/             parameters that do not train: files that checkpoints share by hard links
+//                       (frozen_files.h), or weights elsewhere that a checkpoint refers to
+//                       (referenced_base.h)
 //   checkpoint.h        reading slices out of any checkpoint, whoever wrote it; pieces.h: which file has what
 //   checkpoints.h       an engine's saves and loads, on all ranks alike (checkpoints_load.cpp: the latter)
-//   referenced_base.h   parameters that do not train and that lie elsewhere
 //   writer.h            a rank's file, and one act of saving; background_save.h: the thread that writes it
 //                       while training goes on, and the copy that it writes (snapshot.cpp)
 //   save_folder.h       the folder of a run: its lock, publishing whole, `latest`, `best`, what is removed

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/checkpoint/frozen_files.h"
+#include "engine/checkpoint/frozen/frozen_files.h"
 #include "engine/engine.h"
 
 namespace sherd::data {

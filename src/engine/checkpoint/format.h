@@ -26,7 +26,7 @@ using tensor::SafetensorsWriter;
 //   DIR/TAG/rank_RRRRR.frozen.safetensors
 //                                   what it owns of those that training leaves as they are; no file: nothing,
 //                                   or the manifest's "base" names the files that hold them
-//                                   (referenced_base.h)
+//                                   (frozen/referenced_base.h)
 //   DIR/TAG/tokenizer.model         the SentencePiece model of the training data, where it has one, or
 //   DIR/TAG/tokenizer.json          that of its tokenizer
 //   DIR/.sherd.lock                 while a run saves there (engine/checkpoint/save_folder.h)
@@ -34,7 +34,7 @@ using tensor::SafetensorsWriter;
 // One act of saving writes its own random "save" into the manifest and the metadata of all files, so that
 // files of different ones are not taken for one checkpoint. Frozen files bear the manifest's "frozen": the id
 // of the first act with what they hold. Those after it have hard links to the same files, or files of the
-// same bytes (engine/checkpoint/frozen_files.h).
+// same bytes (engine/checkpoint/frozen/frozen_files.h).
 //
 // A tensor of a rank's file is called KIND.PARAMETER: "fp32.NAME" for the master weights of parameter NAME,
 // likewise each of the optimizer's moments ("exp_avg.NAME", …), and "frozen.NAME" for parameters that do not

@@ -6,8 +6,8 @@
 #include "base/text/excerpt.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/format.h"
+#include "engine/checkpoint/frozen/referenced_base.h"
 #include "engine/checkpoint/pieces.h"
-#include "engine/checkpoint/referenced_base.h"
 #include "engine/checkpoint/save_folder.h"
 #include "tensor/safetensors/safetensors.h"
 

@@ -48,9 +48,9 @@ class DataErrors {
 };
 
 /// Kernels for a CUDA device, issued on its compute stream; none waits but sums_of_squares and
-/// copies that narrow integers. Each family lives in a file of its own in this folder (attention's in
-/// attention/ and cudnn/): *.cu for own kernels, which also run on the emulator in tests/simt, *.cpp for what
-/// cuBLASLt and cuDNN do.
+/// copies that narrow integers. Each family lives in a file of its own in this folder (attention, rotary
+/// positions and linear attention in attention/ and cudnn/): *.cu for own kernels, which also run on the
+/// emulator in tests/simt, *.cpp for what cuBLASLt and cuDNN do.
 ///
 /// Against the CPU's: copies, fills, FP8's codes and scales, dropout, fold, sums_of_squares, the fp32
 /// activations and what rounds once give its bits, random fills as far as the double-precision functions of

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/checkpoint/frozen_files.h"
+#include "engine/checkpoint/frozen/frozen_files.h"
 #include "engine/checkpoint/local/local_folder.h"
 #include "engine/checkpoint/local/peer_copies.h"
 #include "engine/distributed.h"

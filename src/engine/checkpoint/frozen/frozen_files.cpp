@@ -1,4 +1,4 @@
-#include "engine/checkpoint/frozen_files.h"
+#include "engine/checkpoint/frozen/frozen_files.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -1,4 +1,4 @@
-#include "engine/checkpoint/referenced_base.h"
+#include "engine/checkpoint/frozen/referenced_base.h"
 
 #include <algorithm>
 #include <filesystem>

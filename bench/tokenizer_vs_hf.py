@@ -5,7 +5,8 @@
                            [--threads 2] [--rounds 5] [--only gpt2,llama3,qwen,llama2,mistral,t5,…]
 
 Run it with a Python that has tokenizers. The text is what the files hold, as often as it takes, cut into documents at blank
-lines; tokenizers with the structure of public families (scripts/make_tokenizer_reference.py) are trained on its beginning.
+lines; tokenizers with the structure of public families (scripts/references/make_tokenizer_reference.py) are trained
+on its beginning.
 Ours is the whole command, from the start of the process to the files on disk, theirs encode_batch() and
 encode_batch_fast() of a list of documents that is in memory. Prints a JSON object for each tokenizer: MB/s by medians, the
 ratios, and whether both gave as many tokens.

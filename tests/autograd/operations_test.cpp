@@ -1,5 +1,6 @@
 // Operations on arrays, along axes and of attention over given queries, keys and values: gradients against
-// central differences in fp64, values against PyTorch (scripts/make_operations_reference.py) and plain loops.
+// central differences in fp64, values against PyTorch (scripts/references/make_operations_reference.py) and
+// plain loops.
 #include <gtest/gtest.h>
 
 #include "autograd/ops.h"

@@ -1,4 +1,4 @@
-// Written by scripts/make_deepspeed_keys.py with DeepSpeed 0.19.8.
+// Written by scripts/references/make_deepspeed_keys.py with DeepSpeed 0.19.8.
 #pragma once
 
 /// DeepSpeed's keys and their defaults, as JSON; those of section "" stand at the top level.

@@ -1,4 +1,4 @@
-// Written by scripts/make_trainer_reference.py with transformers 5.24.0 and accelerate 1.15.0.
+// Written by scripts/references/make_trainer_reference.py with transformers 5.24.0 and accelerate 1.15.0.
 #pragma once
 
 /// A file, the arguments of section training, and the file as Trainer fills it; or, in pairs of DeepSpeed's

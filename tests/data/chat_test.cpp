@@ -1,5 +1,5 @@
 // Conversations as transformers writes and encodes them, special tokens that texts spell out, and long texts:
-// against tokenizers/chat.jsonl (scripts/make_chat_reference.py).
+// against tokenizers/chat.jsonl (scripts/references/make_chat_reference.py).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <zlib.h>

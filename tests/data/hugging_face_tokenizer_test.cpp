@@ -37,7 +37,7 @@ std::vector<std::string> lines_of(const std::string& name) {
   return lines;
 }
 
-/// The tokenizers package's results for a text (scripts/make_tokenizer_reference.py).
+/// The tokenizers package's results for a text (scripts/references/make_tokenizer_reference.py).
 struct Expected {
   std::string text;
   std::optional<std::string> decoded;  ///< none: they differ knowingly

@@ -1,5 +1,5 @@
-// Chat templates against what transformers' own environment makes of them; scripts/make_jinja_reference.py
-// made the reference and says how to give it others.
+// Chat templates against what transformers' own environment makes of them;
+// scripts/references/make_jinja_reference.py made the reference and says how to give it others.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -20,7 +20,7 @@ using testing::TempFolder;
 using testing::write_text;
 using Ids = std::vector<std::int32_t>;
 
-/// As scripts/labels/make_label_references.py has them.
+/// As scripts/references/make_label_references.py has them.
 const std::vector<std::string> some_words{"Anna", "Müller-Weber", "lives",    "in",     "São Paulo", ",",
                                           "",     "unbelievably", "New-York", "\u200b", "don't",     "3.5%",
                                           "."};

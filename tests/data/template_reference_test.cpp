@@ -1,5 +1,6 @@
 // Conversations as transformers writes and encodes them by other people's templates, and which of their
-// tokens are answers; scripts/make_template_reference.py made the reference and says how to give it others.
+// tokens are answers; scripts/references/make_template_reference.py made the reference and says how to give
+// it others.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

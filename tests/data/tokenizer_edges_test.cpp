@@ -1,5 +1,6 @@
 // Rare parts of tokenizers, and tokens that only the files beside a tokenizer.json name: the ids of the
-// tokenizers package and of transformers, in tokenizers/edges.jsonl (scripts/make_tokenizer_edges.py).
+// tokenizers package and of transformers, in tokenizers/edges.jsonl
+// (scripts/references/make_tokenizer_edges.py).
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -45,7 +46,7 @@ TEST(TokenizerEdges, HaveTheIdsOfThePackages) {
 }
 
 /// Sums that are equal, unknown characters and their runs, and what SentencePiece's table makes of clusters
-/// (scripts/make_unigram_edges.py).
+/// (scripts/references/make_unigram_edges.py).
 TEST(TokenizerEdges, HaveTheIdsOfThePackageWithUnigramModels) {
   EXPECT_GE(check_lines("unigram.jsonl").second, 27);
 }

@@ -1,6 +1,6 @@
 // Losses of preferences: values, derivatives and metrics against TRL's trainers
-// (scripts/make_preference_reference.py), derivatives against central differences, and what is known without
-// either.
+// (scripts/references/make_preference_reference.py), derivatives against central differences, and what is
+// known without either.
 #include "engine/preference/preference_loss.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // Bottleneck adapters that AdapterHub wrote against what it makes of them;
-// scripts/make_bottleneck_reference.py made them.
+// scripts/references/make_bottleneck_reference.py made them.
 #include <gtest/gtest.h>
 
 #include "support/expect_error.h"

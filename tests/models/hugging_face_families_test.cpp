@@ -1,5 +1,5 @@
 // Tiny models of public families, in folders that transformers wrote, against what it makes of them;
-// scripts/make_hugging_face_reference.py made them and says what they hold.
+// scripts/references/make_hugging_face_reference.py made them and says what they hold.
 #include <gtest/gtest.h>
 
 #include "autograd/key_cache.h"

@@ -1,5 +1,5 @@
 // Tiny models with experts, and DeepSeek-V3's router, with Hugging Face's weights against what its
-// transformers says; scripts/make_moe_reference.py made the files and says what they hold.
+// transformers says; scripts/references/make_moe_reference.py made the files and says what they hold.
 #include <gtest/gtest.h>
 
 #include <algorithm>

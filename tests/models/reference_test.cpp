@@ -1,4 +1,5 @@
-// Tiny models with PyTorch's weights against what PyTorch says; scripts/make_reference.py made the files.
+// Tiny models with PyTorch's weights against what PyTorch says; scripts/references/make_reference.py made the
+// files.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -146,7 +147,7 @@ TEST_P(Reference, TenAdamWSteps) {
   Gpt model(options_);
   test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
   load_weights(parameters);
-  optim::Hyper hyper;  // as in scripts/make_reference.py
+  optim::Hyper hyper;  // as in scripts/references/make_reference.py
   hyper.lr = 1e-3, hyper.betas()->beta2 = 0.95, hyper.weight_decay = 0.1;
   std::vector<std::array<Tensor, 2>> moments;
   for (const auto& p : parameters.all()) {

@@ -27,8 +27,8 @@ struct ReferenceTensor {
   }
 };
 
-/// Reads the safetensors files that scripts/make_reference.py and those beside it write (fp32, fp64 and
-/// int32, no metadata).
+/// Reads the safetensors files that scripts/references/make_reference.py and those beside it write (fp32,
+/// fp64 and int32, no metadata).
 inline std::map<std::string, ReferenceTensor> read_reference(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   require(file.is_open(), "cannot open ", path, ": a script in scripts/ makes it");

@@ -19,7 +19,7 @@
 #include "support/places.h"
 #include "support/reference_file.h"
 
-/// Runs of the engine that scripts/make_engine_reference.py had plain PyTorch replay.
+/// Runs of the engine that scripts/references/make_engine_reference.py had plain PyTorch replay.
 namespace sherd::test::replay {
 
 using tensor::Tensor;
@@ -64,7 +64,7 @@ inline std::set<Place> read_places(const std::string& list) {
 inline std::vector<ReferenceRun> read_runs(const std::string& stem) {
   const std::string path = reference_folder + stem + ".txt";
   std::ifstream file(path);
-  require(file.is_open(), "cannot open ", path, ": scripts/make_engine_reference.py makes it");
+  require(file.is_open(), "cannot open ", path, ": scripts/references/make_engine_reference.py makes it");
   std::vector<ReferenceRun> out;
   for (std::string line; std::getline(file, line);) {
     if (line.starts_with('#')) continue;

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-// Made by scripts/make_fp8_reference.py with torch 2.15.0.
+// Made by scripts/references/make_fp8_reference.py with torch 2.15.0.
 namespace sherd::test::fp8_reference {
 
 inline constexpr std::int64_t e4m3_count = 34768;

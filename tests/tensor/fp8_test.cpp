@@ -1,6 +1,6 @@
 // FP8 against its definition: each number becomes the nearest of the 256 that a format has, found by trying
 // them all in double; scales against the published formula (DeepSeek-V3.1's with scales of powers of two).
-// References of PyTorch: scripts/make_fp8_reference.py.
+// References of PyTorch: scripts/references/make_fp8_reference.py.
 #include "tensor/formats/fp8.h"
 
 #include <gtest/gtest.h>

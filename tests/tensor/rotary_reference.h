@@ -5,7 +5,7 @@
 
 #include "tensor/rotary.h"
 
-// Made by scripts/make_rotary_reference.py, which says what is what. Do not edit.
+// Made by scripts/references/make_rotary_reference.py, which says what is what. Do not edit.
 namespace sherd::test {
 
 struct RotaryReference {

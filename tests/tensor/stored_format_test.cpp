@@ -1,5 +1,5 @@
-// Weights in few bits: bitsandbytes' codes, scales and values (scripts/make_stored_reference.py), formulas in
-// double, and every kernel's values.
+// Weights in few bits: bitsandbytes' codes, scales and values (scripts/references/make_stored_reference.py),
+// formulas in double, and every kernel's values.
 #include "tensor/formats/stored_format.h"
 
 #include <gtest/gtest.h>
@@ -71,7 +71,7 @@ float number_at(const std::vector<std::byte>& blocks, std::size_t at) {
   return number;
 }
 
-/// As scripts/make_stored_reference.py has it.
+/// As scripts/references/make_stored_reference.py has it.
 float element(std::int64_t i) {
   std::int64_t sum = 0;
   for (std::uint64_t k = 0; k < 4; ++k)

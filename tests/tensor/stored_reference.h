@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-// Made by scripts/make_stored_reference.py with bitsandbytes 0.50.2, torch 2.15.0.
+// Made by scripts/references/make_stored_reference.py with bitsandbytes 0.50.2, torch 2.15.0.
 namespace sherd::test::stored_reference {
 
 inline constexpr std::int64_t count = 6437, doubles = 2;

@@ -1,4 +1,4 @@
-// Entities and their scores against seqeval's (scripts/labels/make_label_references.py).
+// Entities and their scores against seqeval's (scripts/references/make_label_references.py).
 #include "cli/inference/entities.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // Parameter groups by rate, decay and rule against plain PyTorch with param_groups
-// (scripts/make_engine_reference.py), under every stage and tier.
+// (scripts/references/make_engine_reference.py), under every stage and tier.
 #include <gtest/gtest.h>
 
 #include "support/replayed.h"

@@ -1,5 +1,6 @@
-// 1-bit Adam and 1-bit LAMB against NumPy with simulated workers (scripts/make_one_bit_reference.py):
-// weights, momentum, variances, and both errors, over 50 steps.
+// 1-bit Adam and 1-bit LAMB against NumPy with simulated workers
+// (scripts/references/make_one_bit_reference.py): weights, momentum, variances, and both errors, over 50
+// steps.
 #include <gtest/gtest.h>
 
 #include <algorithm>

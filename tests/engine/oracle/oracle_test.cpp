@@ -1,5 +1,5 @@
-// Whole runs of the engine against plain PyTorch, which scripts/make_engine_reference.py had replay them:
-// what each step reports, and where the weights end.
+// Whole runs of the engine against plain PyTorch, which scripts/references/make_engine_reference.py had
+// replay them: what each step reports, and where the weights end.
 #include <gtest/gtest.h>
 
 #include "support/replayed.h"

@@ -1,6 +1,6 @@
-// Rules that measure, on whole models, against PyTorch (scripts/make_trust_reference.py): norms are those of
-// the tensors that people publish, Q, K, V, gate and up apart, GPT-2's c_attn as one, without the rows that
-// pad a vocabulary.
+// Rules that measure, on whole models, against PyTorch (scripts/references/make_trust_reference.py): norms
+// are those of the tensors that people publish, Q, K, V, gate and up apart, GPT-2's c_attn as one, without
+// the rows that pad a vocabulary.
 #include <gtest/gtest.h>
 
 #include "engine/engine.h"

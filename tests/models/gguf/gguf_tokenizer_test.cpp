@@ -1,4 +1,4 @@
-// Tokenizers as GGUF files have them: scripts/check_gguf.py compares llama.cpp's ids.
+// Tokenizers as GGUF files have them: scripts/checks/check_gguf.py compares llama.cpp's ids.
 #include "models/gguf/gguf_tokenizer.h"
 
 #include <regex>

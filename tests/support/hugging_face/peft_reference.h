@@ -24,7 +24,8 @@
 #include "tensor/safetensors/safetensors.h"
 
 // Adapters of tiny models of public families, in folders that PEFT or AdapterHub wrote, and what they make of
-// them; scripts/make_peft_reference.py and make_bottleneck_reference.py made them and say what they hold.
+// them; scripts/references/make_peft_reference.py and make_bottleneck_reference.py made them and say what
+// they hold.
 namespace sherd::test {
 
 inline std::filesystem::path models_reference() {

@@ -16,7 +16,7 @@
 #include "support/temp_folder.h"
 #include "tensor/safetensors/safetensors_folder.h"
 
-// Folders of tiny models that transformers wrote (scripts/make_hugging_face_reference.py).
+// Folders of tiny models that transformers wrote (scripts/references/make_hugging_face_reference.py).
 
 namespace sherd::models {
 

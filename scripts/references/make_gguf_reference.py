@@ -66,7 +66,7 @@ def write_file(path):
 
 def main():
     folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else
-                          pathlib.Path(__file__).parent.parent / "tests/models/gguf/reference")
+                          pathlib.Path(__file__).resolve().parents[2] / "tests/models/gguf/reference")
     folder.mkdir(parents=True, exist_ok=True)
     random = numpy.random.default_rng(12)
     x = values()

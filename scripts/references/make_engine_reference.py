@@ -629,13 +629,13 @@ def write(folder, stem, runs, init, data, with_rates=False):
         if with_rates:
             tensors[run["name"] + ".rates"] = rates
     folder.mkdir(parents=True, exist_ok=True)
-    note = "# scripts/make_engine_reference.py: name ranks tied frozen unused loud poison configuration\n"
+    note = "# scripts/references/make_engine_reference.py: name ranks tied frozen unused loud poison configuration\n"
     (folder / (stem + ".txt")).write_text(note + "".join(line_of(run) + "\n" for run in runs))
     save(folder / (stem + ".safetensors"), tensors)
 
 
 def main():
-    default = pathlib.Path(__file__).parent.parent / "tests/engine/reference"
+    default = pathlib.Path(__file__).resolve().parents[2] / "tests/engine/reference"
     folder = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else default
     torch.manual_seed(11)
     torch.set_num_threads(1)

@@ -19,9 +19,10 @@ import unicodedata
 
 from tokenizers import Tokenizer, pre_tokenizers
 
-import make_tokenizer_reference as reference
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "references"))
+import make_tokenizer_reference as reference  # noqa: E402
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def read_dataset(prefix):

@@ -28,7 +28,7 @@ import transformers
 from make_hugging_face_reference import SOURCE
 from make_moe_reference import InDouble
 
-ROOT = pathlib.Path(__file__).parent.parent / "tests/models/reference"
+ROOT = pathlib.Path(__file__).resolve().parents[2] / "tests/models/reference"
 LORA, IA3 = peft.LoraConfig, peft.IA3Config
 ADAPTERS = {
     "gpt2_all": ("gpt2", LORA(r=3, lora_alpha=6, target_modules="all-linear", fan_in_fan_out=True)),

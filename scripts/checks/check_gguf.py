@@ -25,9 +25,10 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 
-from make_hugging_face_reference import FAMILIES, made
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "references"))
+from make_hugging_face_reference import FAMILIES, made  # noqa: E402
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 TOKENIZERS = ROOT / "tests/data/tokenizers"
 LENGTH, ANSWER = 20, 12
 # Root mean squares of logits' differences over their standard deviation. llama.cpp computes some functions from tables

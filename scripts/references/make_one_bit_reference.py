@@ -169,7 +169,7 @@ def run(workers, shards, lamb=False, packed=False):
 
 
 def main():
-    default = pathlib.Path(__file__).parent.parent / "tests/engine/reference/one_bit.safetensors"
+    default = pathlib.Path(__file__).resolve().parents[2] / "tests/engine/reference/one_bit.safetensors"
     tensors = {}
     cases = [(lamb, shape, False) for lamb in [False, True] for shape in [(1, 1), (2, 1), (3, 1), (2, 2)]]
     cases += [(False, (2, 1), True), (True, (1, 1), True), (True, (2, 2), True)]

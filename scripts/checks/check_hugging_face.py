@@ -15,7 +15,7 @@ import tempfile
 import torch
 import transformers
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "tests/models/reference/hugging_face"
 TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

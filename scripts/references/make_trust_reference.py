@@ -19,7 +19,7 @@ import torch
 import make_reference as models
 from make_engine_reference import Lamb, Lars, NVLamb
 
-ROOT = pathlib.Path(__file__).parent.parent / "tests"
+ROOT = pathlib.Path(__file__).resolve().parents[2] / "tests"
 STEPS, EACH = 4, 37
 ADAM = dict(betas=(0.9, 0.99), eps=1e-4, weight_decay=0.1)
 RULES = {"lamb": (Lamb, dict(ADAM, lr=0.01)), "nvlamb": (NVLamb, dict(ADAM, lr=0.01)),

@@ -7,7 +7,7 @@ import subprocess
 
 import torch
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROMPT = "Sherd shards "
 
 

@@ -30,7 +30,7 @@ from trl.trainer.dpo_trainer import DPOTrainer  # noqa: E402
 from trl.trainer.kto_trainer import KTOTrainer  # noqa: E402
 from trl.trainer.reward_trainer import RewardTrainer  # noqa: E402
 
-OUTPUT = pathlib.Path(__file__).parent.parent / "tests/engine/reference/preference_losses.json"
+OUTPUT = pathlib.Path(__file__).resolve().parents[2] / "tests/engine/reference/preference_losses.json"
 METRICS = ["rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies", "logps/chosen",
            "logps/rejected", "nll_loss", "kl"]
 DRAW = random.Random(116)

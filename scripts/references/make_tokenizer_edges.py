@@ -99,7 +99,7 @@ def main():
             made = AutoTokenizer.from_pretrained(folder)
             ids = [made(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
         lines.append({"files": files, "texts": TEXTS, "ids": ids})
-    out = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent / "tests/data/tokenizers/edges.jsonl")
+    out = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parents[2] / "tests/data/tokenizers/edges.jsonl")
     out.write_text("".join(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in lines))
 
 

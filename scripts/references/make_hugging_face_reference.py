@@ -454,7 +454,7 @@ def make_all_bitsandbytes(root):
 
 def main():
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else
-                        pathlib.Path(__file__).parent.parent / "tests/models/reference/hugging_face")
+                        pathlib.Path(__file__).resolve().parents[2] / "tests/models/reference/hugging_face")
     for family, (kind, config, options) in FAMILIES.items():
         if sys.argv[2:] and family not in sys.argv[2:]:
             continue

@@ -25,7 +25,7 @@ from deepspeed.runtime.tensor_parallel.config import TPConfig, TPTrainingConfig
 from deepspeed.runtime.zero import config as zero, offload_config
 from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
 
-TARGET = pathlib.Path(__file__).resolve().parent.parent / "tests/config/deepspeed_keys.h"
+TARGET = pathlib.Path(__file__).resolve().parents[2] / "tests/config/deepspeed_keys.h"
 MODELS = {"zero_optimization": zero.DeepSpeedZeroConfig,
           "zero_optimization.offload_param": offload_config.DeepSpeedZeroOffloadParamConfig,
           "zero_optimization.offload_optimizer": offload_config.DeepSpeedZeroOffloadOptimizerConfig,
@@ -81,7 +81,7 @@ def sections():
 
 
 def main():
-    text = (f"// Written by scripts/make_deepspeed_keys.py with DeepSpeed {deepspeed.__version__}.\n#pragma once\n\n"
+    text = (f"// Written by scripts/references/make_deepspeed_keys.py with DeepSpeed {deepspeed.__version__}.\n#pragma once\n\n"
             "/// DeepSpeed's keys and their defaults, as JSON; those of section \"\" stand at the top level.\n"
             "namespace sherd::config::deepspeed_keys {\n\nstruct Key {\n  const char *section, *name, *value;\n};\n\n"
             "inline const Key keys[] = {\n")

@@ -13,7 +13,7 @@ import random
 import seqeval.metrics
 import transformers
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 WORDS = ["Anna", "Müller-Weber", "lives", "in", "São Paulo", ",", "", "unbelievably", "New-York", "\u200b", "don't",
          "3.5%", "."]
 LABELS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "B-a-b", "I-a-b"]

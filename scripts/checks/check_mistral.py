@@ -17,7 +17,7 @@ from mistral_common.protocol.instruct.messages import AssistantMessage, SystemMe
 from mistral_common.protocol.instruct.request import ChatCompletionRequest
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODELS = pathlib.Path(mistral_common.__file__).parent / "data"
 VERSIONS = {"tokenizer.model.v1": MistralTokenizer.v1, "mistral_instruct_tokenizer_240216.model.v2": MistralTokenizer.v2,
             "mistral_instruct_tokenizer_240323.model.v3": MistralTokenizer.v3,

@@ -15,7 +15,7 @@ import pathlib
 
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
-ROOT = pathlib.Path(__file__).parent.parent / "tests/data/reference"
+ROOT = pathlib.Path(__file__).resolve().parents[2] / "tests/data/reference"
 
 # Expressions, each written between marks.
 NAMES = {"x": 5, "y": 2.5, "s": " Grüße, Welt \n", "t": "a,b,,c", "l": [3, 1, 2], "d": {"b": 1, "a": [1, {"k": "v"}]},

@@ -34,7 +34,7 @@ def show(name, tensor):
 
 def main():
     print("#pragma once\n\n#include <cstdint>\n")
-    print(f"// Made by scripts/make_stored_reference.py with bitsandbytes {bitsandbytes.__version__}, torch "
+    print(f"// Made by scripts/references/make_stored_reference.py with bitsandbytes {bitsandbytes.__version__}, torch "
           f"{torch.__version__.split('+')[0]}.")
     print("namespace sherd::test::stored_reference {\n")
     print(f"inline constexpr std::int64_t count = {COUNT}, doubles = {DOUBLES};")

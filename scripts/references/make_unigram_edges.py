@@ -88,7 +88,7 @@ def main():
                 assert "unk_id" in str(error), error
         texts, ids = zip(*known)
         lines.append({"files": {"tokenizer.json": state}, "texts": texts, "ids": ids})
-    out = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent / "tests/data/tokenizers/unigram.jsonl")
+    out = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parents[2] / "tests/data/tokenizers/unigram.jsonl")
     out.write_text("".join(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in lines))
 
 

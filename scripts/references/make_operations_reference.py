@@ -79,7 +79,7 @@ for name, tensor in held.items():
     blobs.append(blob)
     at += len(blob)
 text = json.dumps(header, separators=(",", ":")).encode()
-default = pathlib.Path(__file__).resolve().parent.parent / "tests/autograd/reference/operations.safetensors"
+default = pathlib.Path(__file__).resolve().parents[2] / "tests/autograd/reference/operations.safetensors"
 path = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else default
 path.parent.mkdir(parents=True, exist_ok=True)
 path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))

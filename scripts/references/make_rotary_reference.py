@@ -57,7 +57,7 @@ def numbers(values):
 
 def main():
     print("#pragma once\n\n#include <cstdint>\n#include <vector>\n\n#include \"tensor/rotary.h\"\n")
-    print("// Made by scripts/make_rotary_reference.py, which says what is what. Do not edit.")
+    print("// Made by scripts/references/make_rotary_reference.py, which says what is what. Do not edit.")
     print("namespace sherd::test {\n\nusing tensor::RotaryScaling;\n")
     print("struct RotaryReference {\n  const char* name;\n  std::int64_t head;\n  tensor::Rotary rotary;")
     print("  double scale;\n  std::vector<double> frequencies, turned;\n};\n")

@@ -203,7 +203,7 @@ def bert(texts, size=900, lowercase=True):
 
 
 def main():
-    folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent / "tests/data/tokenizers")
+    folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parents[2] / "tests/data/tokenizers")
     folder.mkdir(parents=True, exist_ok=True)
     texts = corpus()
     made = {"gpt2": gpt2(texts), "llama3": llama3(texts), "qwen": qwen(texts), "llama2": llama2(False, texts),

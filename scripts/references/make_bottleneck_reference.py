@@ -21,7 +21,7 @@ import safetensors.torch
 import torch
 import transformers
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent / "tests/models/reference"
+ROOT = pathlib.Path(__file__).resolve().parents[2] / "tests/models/reference"
 
 CONFIGS = {
     "gpt2_houlsby": ("gpt2", adapters.DoubleSeqBnConfig(reduction_factor=3)),

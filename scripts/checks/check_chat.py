@@ -19,9 +19,10 @@ import tokenizers
 import torch
 import transformers
 
-from make_template_reference import KINDS
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "references"))
+from make_template_reference import KINDS  # noqa: E402
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 TOKENIZERS = ROOT / "tests/data/tokenizers"
 LLAMA = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
              intermediate_size=96, max_position_embeddings=160)

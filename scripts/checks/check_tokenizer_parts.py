@@ -18,8 +18,9 @@ import tempfile
 import numpy
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-import make_tokenizer_reference as reference
-import unigram_tokenizers
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "references"))
+import make_tokenizer_reference as reference  # noqa: E402
+import unigram_tokenizers  # noqa: E402
 
 END = "</s>"
 CHARACTERS = [chr(c) for c in range(32, 127)] + list("▁²³¹¼½¾ªºéµ\u00a0\u3000\n\t")

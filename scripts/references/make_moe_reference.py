@@ -278,7 +278,7 @@ def make_router(config, seed, folder):
 
 def main():
     folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else
-                          pathlib.Path(__file__).resolve().parent.parent / "tests/models/reference")
+                          pathlib.Path(__file__).resolve().parents[2] / "tests/models/reference")
     folder.mkdir(parents=True, exist_ok=True)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

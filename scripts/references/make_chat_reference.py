@@ -22,7 +22,7 @@ import zlib
 import tokenizers
 import transformers
 
-FOLDER = pathlib.Path(__file__).resolve().parent.parent / "tests/data/tokenizers"
+FOLDER = pathlib.Path(__file__).resolve().parents[2] / "tests/data/tokenizers"
 LLAMA3 = ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
 TEMPLATES = {
     "chatml": """{%- for m in messages %}

@@ -44,7 +44,7 @@ def quantise(x, rows, cols):
 def main():
     every = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
     print("#pragma once\n\n#include <cstdint>\n")
-    print(f"// Made by scripts/make_fp8_reference.py with torch {torch.__version__.split('+')[0]}.")
+    print(f"// Made by scripts/references/make_fp8_reference.py with torch {torch.__version__.split('+')[0]}.")
     print("namespace sherd::test::fp8_reference {\n")
     for name, dtype, beyond in (("e4m3", torch.float8_e4m3fn, 464.0), ("e5m2", torch.float8_e5m2, 61440.0)):
         agree = every.isfinite() & (every.float().abs() < beyond)

@@ -210,7 +210,7 @@ def make(kind, c, shapes, logits_fn, folder):
 
 def main():
     folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else
-                          pathlib.Path(__file__).resolve().parent.parent / "tests/models/reference")
+                          pathlib.Path(__file__).resolve().parents[2] / "tests/models/reference")
     folder.mkdir(parents=True, exist_ok=True)
     make("gpt2", GPT2, gpt2_shapes(GPT2), gpt2_logits, folder)
     make("llama", LLAMA, llama_shapes(LLAMA), llama_logits, folder)

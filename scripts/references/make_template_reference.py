@@ -21,7 +21,7 @@ import transformers
 
 from make_jinja_reference import ANSWER, CALL, CONVERSATIONS, SYSTEM, TOOL, USER
 
-ROOT = pathlib.Path(__file__).parent.parent / "tests/data"
+ROOT = pathlib.Path(__file__).resolve().parents[2] / "tests/data"
 BASES = [("qwen", "<|endoftext|>"), ("llama3", "<|end_of_text|>"), ("mistral", "</s>"), ("gpt2", "<|endoftext|>"),
          ("llama2", "</s>")]
 SPECIAL = re.compile(r"<[|｜][^<>\n'\"{}]{1,40}[|｜]>|<(?:bos|eos|pad|start_of_turn|end_of_turn)>|<\|[a-z_]{2,20}>|<[a-z_]{2,20}\|>|\[/?[A-Z_]{2,20}\]|<[A-Z_]{3,20}>")

@@ -21,8 +21,8 @@ import transformers  # noqa: E402
 import transformers.integrations.deepspeed as hf  # noqa: E402
 from accelerate.utils.deepspeed import HfDeepSpeedConfig  # noqa: E402
 
-TESTS = pathlib.Path(__file__).resolve().parent.parent / "tests"
-HEAD = "// Written by scripts/make_trainer_reference.py with transformers {} and accelerate {}.\n#pragma once\n\n"
+TESTS = pathlib.Path(__file__).resolve().parents[2] / "tests"
+HEAD = "// Written by scripts/references/make_trainer_reference.py with transformers {} and accelerate {}.\n#pragma once\n\n"
 
 
 class Config(hf.HfTrainerDeepSpeedConfig, HfDeepSpeedConfig):

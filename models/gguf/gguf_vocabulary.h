@@ -13,8 +13,8 @@
 namespace sherd::models {
 
 using TokenIds = std::unordered_map<std::string, std::int64_t>;
-using TokenMerges =
-    std::vector<std::pair<std::string, std::string>>;  ///< in the order in which they are tried
+/// Pairs of tokens that become one, in the order in which they are tried.
+using TokenMerges = std::vector<std::pair<std::string, std::string>>;
 
 /// How llama.cpp cuts texts into words before byte-level BPE merges.
 struct PreTokenizer {

@@ -36,12 +36,12 @@ struct PrepareOptions {
   bool seq2seq = false;  ///< prompts and completions are texts of their own (ExampleOptions::apart)
   /// The template of conversations, as chosen_template() takes it; empty: the tokenizer's.
   std::string chat_template = {};
-  bool skip_errors =
-      false;  ///< lines of JSON of bad data are left out, and counted; else the first one throws
+  /// Lines of JSON of bad data are left out, and counted; else the first one throws.
+  bool skip_errors = false;
   std::int64_t tokenizer_sample_bytes = std::int64_t{4} << 20;  ///< about how much text spm-train learns from
   int threads = 0;                                              ///< 0: all cores
-  std::function<void(const PrepareProgress&)> progress =
-      {};  ///< called on the calling thread; may throw to stop
+  /// Called on the calling thread; may throw to stop.
+  std::function<void(const PrepareProgress&)> progress = {};
 };
 
 struct PrepareReport {

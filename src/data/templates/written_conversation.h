@@ -12,11 +12,13 @@
 // chat_template.cpp and answers.cpp alone.
 namespace sherd::data {
 
-// Characters that no text has (noncharacters of Unicode), which stand in what a template is given:
-inline constexpr std::string_view mark_apart =
-                                      "\xef\xb7\x90",  ///< within special tokens that a message spells out
-    mark_answer = "\xef\xb7\x91",                      ///< in place of a message
-    mark_end = "\xef\xb7\x92";                         ///< for the end of a document that has no text
+// Marks in a template's input: characters that no text has, noncharacters of Unicode.
+/// Stands within a special token that a message spells out.
+inline constexpr std::string_view mark_apart = "\xef\xb7\x90";
+/// Stands in the place of a message.
+inline constexpr std::string_view mark_answer = "\xef\xb7\x91";
+/// Stands for the end of a document that has no text.
+inline constexpr std::string_view mark_end = "\xef\xb7\x92";
 
 /// How a template takes the text of a message: some take a list of parts alone, some nothing else.
 enum class Content : std::uint8_t { either, text, parts };

@@ -19,7 +19,7 @@ std::vector<std::int64_t> integers(const tensor::Batch& batch, const char* name)
 }
 
 /// A target: its row among all of the batch, and the text it is of.
-struct Target {
+struct TextTarget {
   std::int64_t row, text;
 };
 
@@ -36,8 +36,8 @@ std::vector<std::int64_t> ends_of_texts(const tensor::Batch& batch) {
   return out;
 }
 
-std::vector<Target> targets_of(const tensor::Batch& batch, const std::vector<std::int64_t>& ends) {
-  std::vector<Target> out;
+std::vector<TextTarget> targets_of(const tensor::Batch& batch, const std::vector<std::int64_t>& ends) {
+  std::vector<TextTarget> out;
   std::int64_t text = 0;
   for (const std::int64_t row : integers(batch, "targets")) {
     while (text < std::ssize(ends) && ends[static_cast<std::size_t>(text)] <= row) ++text;
@@ -49,17 +49,17 @@ std::vector<Target> targets_of(const tensor::Batch& batch, const std::vector<std
 }
 
 /// Targets of each text that count whole: as many as the shorter of its pair has.
-std::vector<std::int64_t> shared_targets(const std::vector<Target>& targets,
+std::vector<std::int64_t> shared_targets(const std::vector<TextTarget>& targets,
                                          const std::vector<std::int64_t>& sides) {
   std::vector<std::int64_t> count(sides.size());
-  for (const Target& target : targets) ++count[static_cast<std::size_t>(target.text)];
+  for (const TextTarget& target : targets) ++count[static_cast<std::size_t>(target.text)];
   for (std::size_t i = 0; i + 1 < count.size(); ++i)
     if (sides[i] > 0 && sides[i + 1] < 0) count[i] = count[i + 1] = std::min(count[i], count[i + 1]);
   return count;
 }
 
 /// Runs over targets alone, one behind the other.
-std::vector<parallel::TextRows> runs_of_targets(const std::vector<Target>& targets,
+std::vector<parallel::TextRows> runs_of_targets(const std::vector<TextTarget>& targets,
                                                 const std::vector<std::int64_t>& shared, double tail) {
   std::vector<parallel::TextRows> out;
   std::vector<std::int64_t> seen(shared.size());
@@ -75,7 +75,7 @@ std::vector<parallel::TextRows> runs_of_targets(const std::vector<Target>& targe
 
 /// The same over all rows: a run ends where the next one's first target is.
 std::vector<parallel::TextRows> runs_of_rows(std::vector<parallel::TextRows> runs,
-                                             const std::vector<Target>& targets, std::int64_t rows) {
+                                             const std::vector<TextTarget>& targets, std::int64_t rows) {
   const auto row = [&](std::int64_t target) { return targets[static_cast<std::size_t>(target)].row; };
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const std::int64_t begin = i == 0 ? 0 : runs[i - 1].end;
@@ -111,7 +111,7 @@ Gpt::Texts Gpt::texts_of(Tape& tape, const Var& x, const tensor::Batch& batch) {
   require(!config_.has_encoder(), "preferences are learned by decoders");
   Texts out{{}, {}, {}, sides.numel()};
   const bool meta = tape.device().kind() == device::Kind::meta;
-  std::vector<Target> targets;
+  std::vector<TextTarget> targets;
   std::vector<parallel::TextRows> runs;
   if (!meta && layout_.context_size() == 1) {
     const std::vector<std::int64_t> ends = ends_of_texts(batch);
@@ -142,7 +142,7 @@ Var Gpt::rewards(Tape& tape, const Var& x, const tensor::Batch& batch) {
   const std::int64_t texts = entry(batch, "sides").numel(), width = x.shape().back();
   std::vector<std::int32_t> last(static_cast<std::size_t>(texts), 0);
   if (tape.device().kind() != device::Kind::meta)
-    for (const Target& target : targets_of(batch, ends_of_texts(batch)))
+    for (const TextTarget& target : targets_of(batch, ends_of_texts(batch)))
       last[static_cast<std::size_t>(target.text)] = static_cast<std::int32_t>(target.row);
   const Tensor rows = Tensor::of<std::int32_t>(tape.device(), {texts}, last);
   const auto scores_of = [&](const Var& stream) {

@@ -21,7 +21,7 @@ using Json = nlohmann::ordered_json;
 constexpr std::string_view written_space = "\u2581";  // as SentencePiece has it
 
 /// Kinds of tokens, by files' numbers.
-struct TokenType {
+struct GgufTokenType {
   static constexpr std::int32_t normal = 1, unknown = 2, control = 3, user_defined = 4, unused = 5, byte = 6;
 };
 
@@ -43,9 +43,9 @@ std::string type_of(const Json& step) {
 }
 
 /// The tokens of a file, by id.
-class Vocabulary {
+class GgufVocabulary {
  public:
-  explicit Vocabulary(std::int64_t ids) : tokens_(static_cast<std::size_t>(ids)) {}
+  explicit GgufVocabulary(std::int64_t ids) : tokens_(static_cast<std::size_t>(ids)) {}
 
   void set(std::int64_t id, std::string text, std::int32_t type, double score = 0) {
     if (id < 0 || id >= std::ssize(tokens_)) {
@@ -62,7 +62,7 @@ class Vocabulary {
     std::unordered_set<std::string> there;
     for (std::size_t id = 0; id < tokens_.size(); ++id) {
       Token& token = tokens_[id];
-      if (token.type == 0) token = {cat("[PAD", id, "]"), TokenType::unused, -1000};  // a row of no token
+      if (token.type == 0) token = {cat("[PAD", id, "]"), GgufTokenType::unused, -1000};  // a row of no token
       if (!there.insert(token.text).second)
         refuse_tokenizer(cat("two of its ids are '", excerpt(token.text), "'"));
       texts.push_back(token.text), types.push_back(token.type), scores.push_back(token.score);
@@ -143,7 +143,7 @@ std::vector<std::string> cuts_of(const Json& file) {
 }
 
 /// Tokens that are looked for in the text itself.
-void set_added(Vocabulary& to, const Json& file) {
+void set_added(GgufVocabulary& to, const Json& file) {
   std::vector<std::string> strips;
   for (const Json& token : file.value("added_tokens", Json::array())) {
     const std::string text = token.at("content").get<std::string>();
@@ -151,7 +151,7 @@ void set_added(Vocabulary& to, const Json& file) {
       refuse_tokenizer(cat("its token '", excerpt(text), "' is found at whole words alone"));
     if (token.value("lstrip", false) || token.value("rstrip", false)) strips.push_back(text);
     to.set(token.at("id").get<std::int64_t>(), text,
-           token.value("special", false) ? TokenType::control : TokenType::user_defined);
+           token.value("special", false) ? GgufTokenType::control : GgufTokenType::user_defined);
   }
   if (!strips.empty())
     log_warning("llama.cpp leaves the white space beside '", excerpt(strips[0]), "'",
@@ -160,7 +160,7 @@ void set_added(Vocabulary& to, const Json& file) {
 }
 
 /// Byte-level BPE.
-void describe_bytes(GgufMetadata& to, Vocabulary& tokens, const Json& file) {
+void describe_bytes(GgufMetadata& to, GgufVocabulary& tokens, const Json& file) {
   const Json& model = file.at("model");
   for (const Json& step : steps_of(file, "normalizer", "normalizers")) {
     if (type_of(step) != "NFC") refuse_tokenizer(cat("its normalizer ", type_of(step)));
@@ -172,7 +172,7 @@ void describe_bytes(GgufMetadata& to, Vocabulary& tokens, const Json& file) {
   const TokenMerges merges = merges_of(model);
   const std::vector<std::string> cuts = cuts_of(file);
   const bool ignores = model.value("ignore_merges", false);
-  const PreTokenizer* pre = pre_tokenizer_of(cuts, ignores);
+  const GgufPreTokenizer* pre = pre_tokenizer_of(cuts, ignores);
   if (!pre) {
     std::string steps;
     for (const std::string& cut : cuts) steps += cat(steps.empty() ? "" : ", then ", cut);
@@ -184,7 +184,7 @@ void describe_bytes(GgufMetadata& to, Vocabulary& tokens, const Json& file) {
                            "', and its ignore_merges is ", ignores ? "true" : "false"));
   to.set("tokenizer.ggml.model", "gpt2");
   to.set("tokenizer.ggml.pre", pre->name);
-  for (const auto& [token, id] : ids) tokens.set(id, token, TokenType::normal);
+  for (const auto& [token, id] : ids) tokens.set(id, token, GgufTokenType::normal);
   set_added(tokens, file);
   tokens.write(to, false);
   std::vector<std::string> lines;
@@ -219,7 +219,7 @@ bool prefixes_space(const Json& file) {
 }
 
 /// BPE of SentencePiece's kind: whole texts, whose spaces are a letter, and bytes for what is not there.
-void describe_pieces(GgufMetadata& to, Vocabulary& tokens, const Json& file) {
+void describe_pieces(GgufMetadata& to, GgufVocabulary& tokens, const Json& file) {
   const Json& model = file.at("model");
   if (!model.value("byte_fallback", false))
     refuse_tokenizer("BPE that is neither of bytes nor falls back to them");
@@ -235,21 +235,21 @@ void describe_pieces(GgufMetadata& to, Vocabulary& tokens, const Json& file) {
   for (const auto& [token, id] : ids) {
     const bool is_byte = token.size() == 6 && token.starts_with("<0x") && token.back() == '>';
     const auto rank = ranks->find(token);
-    tokens.set(id, token, is_byte ? TokenType::byte : TokenType::normal,
+    tokens.set(id, token, is_byte ? GgufTokenType::byte : GgufTokenType::normal,
                rank == ranks->end() ? 0.0 : -1.0 - static_cast<double>(rank->second));
   }
   set_added(tokens, file);
   const std::string unk =
       model.value("unk_token", Json()).is_string() ? model["unk_token"].get<std::string>() : "";
   if (const auto found = ids.find(unk); found != ids.end()) {
-    tokens.set(found->second, unk, TokenType::unknown);
+    tokens.set(found->second, unk, GgufTokenType::unknown);
     to.set("tokenizer.ggml.unknown_token_id", found->second);
   }
   tokens.write(to, true);
   to.set("tokenizer.ggml.add_space_prefix", GgufValue(prefixes_space(file)));
 }
 
-void describe_unigram(GgufMetadata& to, Vocabulary& tokens, const Json& file) {
+void describe_unigram(GgufMetadata& to, GgufVocabulary& tokens, const Json& file) {
   const Json& model = file.at("model");
   if (model.value("byte_fallback", false)) refuse_tokenizer("a unigram model that falls back to bytes");
   std::string charsmap;
@@ -278,12 +278,12 @@ void describe_unigram(GgufMetadata& to, Vocabulary& tokens, const Json& file) {
     const std::string text = vocabulary[id][0].get<std::string>();
     if (text.find(written_space, 1) != std::string::npos && merges_spaces)
       refuse_tokenizer(cat("its token '", excerpt(text), "' has a space within"));
-    tokens.set(static_cast<std::int64_t>(id), text, TokenType::normal, vocabulary[id][1].get<double>());
+    tokens.set(static_cast<std::int64_t>(id), text, GgufTokenType::normal, vocabulary[id][1].get<double>());
   }
   set_added(tokens, file);
   if (const Json& unk = model.value("unk_id", Json()); unk.is_number()) {
     const auto id = unk.get<std::int64_t>();
-    tokens.set(id, vocabulary.at(static_cast<std::size_t>(id))[0].get<std::string>(), TokenType::unknown);
+    tokens.set(id, vocabulary.at(static_cast<std::size_t>(id))[0].get<std::string>(), GgufTokenType::unknown);
     to.set("tokenizer.ggml.unknown_token_id", id);
   }
   to.set("tokenizer.ggml.model", "t5");
@@ -294,7 +294,7 @@ void describe_unigram(GgufMetadata& to, Vocabulary& tokens, const Json& file) {
   if (!charsmap.empty()) to.set("tokenizer.ggml.precompiled_charsmap", bytes_of_base64(charsmap));
 }
 
-void describe_words(GgufMetadata& to, Vocabulary& tokens, const Json& file) {
+void describe_words(GgufMetadata& to, GgufVocabulary& tokens, const Json& file) {
   const Json& model = file.at("model");
   if (model.value("continuing_subword_prefix", "##") != "##")
     refuse_tokenizer("WordPiece with another prefix than ##");
@@ -307,7 +307,8 @@ void describe_words(GgufMetadata& to, Vocabulary& tokens, const Json& file) {
     refuse_tokenizer("WordPiece without BertNormalizer's clean_text and handle_chinese_chars");
   const TokenIds ids = ids_of(file);
   for (const auto& [token, id] : ids)
-    tokens.set(id, token.starts_with("##") ? token.substr(2) : cat(written_space, token), TokenType::normal);
+    tokens.set(id, token.starts_with("##") ? token.substr(2) : cat(written_space, token),
+               GgufTokenType::normal);
   set_added(tokens, file);
   to.set("tokenizer.ggml.model", "bert");
   to.set("tokenizer.ggml.pre", "default");
@@ -353,7 +354,7 @@ void describe_json(GgufMetadata& to, const GgufTokenizer& tokenizer) {
   bool of_bytes = false;
   for (const Json& step : steps_of(file, "pre_tokenizer", "pretokenizers"))
     of_bytes = of_bytes || type_of(step) == "ByteLevel";
-  Vocabulary tokens(tokenizer.ids);
+  GgufVocabulary tokens(tokenizer.ids);
   const bool words = kind == "WordPiece";
   if (kind == "Unigram")
     describe_unigram(to, tokens, file);
@@ -374,20 +375,20 @@ void describe_sentencepiece(GgufMetadata& to, const GgufTokenizer& tokenizer) {
   if (!file.escapes_spaces) refuse_tokenizer("a SentencePiece model that keeps spaces as they are");
   if (file.bpe && (file.removes_spaces || !file.charsmap.empty()))
     refuse_tokenizer("a SentencePiece model of BPE that normalises texts, or takes spaces out of them");
-  Vocabulary tokens(tokenizer.ids);
+  GgufVocabulary tokens(tokenizer.ids);
   TokenIds ids;
   for (std::size_t id = 0; id < file.pieces.size(); ++id) {
     const auto& piece = file.pieces[id];
-    if (!file.bpe && piece.type == TokenType::byte)
+    if (!file.bpe && piece.type == GgufTokenType::byte)
       refuse_tokenizer("a unigram model that falls back to bytes");
     tokens.set(static_cast<std::int64_t>(id), piece.text, piece.type, piece.score);
     ids.emplace(piece.text, static_cast<std::int64_t>(id));
-    if (piece.type == TokenType::unknown)
+    if (piece.type == GgufTokenType::unknown)
       to.set("tokenizer.ggml.unknown_token_id", static_cast<std::int64_t>(id));
   }
   if (!ids.contains("</s>") && tokenizer.ids > std::ssize(file.pieces))
     tokens.set(ids["</s>"] = std::ssize(file.pieces), "</s>",
-               TokenType::control);  // Sherd's end of a document
+               GgufTokenType::control);  // Sherd's end of a document
   to.set("tokenizer.ggml.model", file.bpe ? "llama" : "t5");
   to.set("tokenizer.ggml.pre", "default");
   tokens.write(to, true);
@@ -401,9 +402,9 @@ void describe_sentencepiece(GgufMetadata& to, const GgufTokenizer& tokenizer) {
 }
 
 void describe_byte_ids(GgufMetadata& to, const GgufTokenizer& tokenizer) {
-  Vocabulary tokens(tokenizer.ids);
-  for (int value = 0; value < 256; ++value) tokens.set(value, letter_of(value), TokenType::normal);
-  tokens.set(256, "<|endoftext|>", TokenType::control);
+  GgufVocabulary tokens(tokenizer.ids);
+  for (int value = 0; value < 256; ++value) tokens.set(value, letter_of(value), GgufTokenType::normal);
+  tokens.set(256, "<|endoftext|>", GgufTokenType::control);
   to.set("tokenizer.ggml.model", "gpt2");
   to.set("tokenizer.ggml.pre", "gpt-2");  // where words end makes no difference
   tokens.write(to, false);

@@ -33,7 +33,7 @@ constexpr const char* deepseek3_pattern =
 
 struct KnownCuts {
   std::vector<std::string> steps;
-  PreTokenizer pre;
+  GgufPreTokenizer pre;
 };
 const std::vector<KnownCuts>& known_cuts() {
   static const std::vector<KnownCuts> all{
@@ -65,8 +65,8 @@ std::string pair_of(std::string_view left, std::string_view right) {
 
 }  // namespace
 
-const PreTokenizer* pre_tokenizer_of(const std::vector<std::string>& steps, bool ignores_merges) {
-  const PreTokenizer* out = nullptr;
+const GgufPreTokenizer* pre_tokenizer_of(const std::vector<std::string>& steps, bool ignores_merges) {
+  const GgufPreTokenizer* out = nullptr;
   for (const KnownCuts& each : known_cuts())
     if (each.steps == steps && (!out || each.pre.ignores_merges == ignores_merges)) out = &each.pre;
   return out;

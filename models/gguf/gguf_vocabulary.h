@@ -17,13 +17,13 @@ using TokenIds = std::unordered_map<std::string, std::int64_t>;
 using TokenMerges = std::vector<std::pair<std::string, std::string>>;
 
 /// How llama.cpp cuts texts into words before byte-level BPE merges.
-struct PreTokenizer {
+struct GgufPreTokenizer {
   const char* name;
   bool ignores_merges;  ///< a word that is a token is that token, whatever merges make of it
 };
 /// That of a sequence of steps, "split REGEX", "digits" (each by itself), "words" (GPT-2's); nullptr: none.
 /// `ignores_merges`: which of two is preferred.
-const PreTokenizer* pre_tokenizer_of(const std::vector<std::string>& steps, bool ignores_merges);
+const GgufPreTokenizer* pre_tokenizer_of(const std::vector<std::string>& steps, bool ignores_merges);
 
 /// A token that merges do not make of its letters, though it is no token of `added`; empty: they make all.
 std::string token_beyond_merges(const TokenIds& ids, const TokenMerges& merges,

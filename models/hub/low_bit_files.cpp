@@ -74,9 +74,9 @@ class Mxfp4Matrix final : public LowBitMatrix {
   const std::string name_;
 };
 
-class Fp8Matrix final : public LowBitMatrix {
+class TiledFp8Matrix final : public LowBitMatrix {
  public:
-  Fp8Matrix(const SafetensorsFolder& files, const std::string& name)
+  TiledFp8Matrix(const SafetensorsFolder& files, const std::string& name)
       : files_(files), name_(name), scales_name_(name + "_scale_inv") {}
 
   void check(const PublishedTensor& as, const Findings& findings) const override {
@@ -292,7 +292,7 @@ std::unique_ptr<LowBitMatrix> find_low_bits(const SafetensorsFolder& files, cons
     return nullptr;
   }
   if (entry->dtype_name == "F8_E4M3" && files.find(name + "_scale_inv"))
-    return std::make_unique<Fp8Matrix>(files, name);
+    return std::make_unique<TiledFp8Matrix>(files, name);
   for (const char* kind : {"nf4", "fp4"})
     if (const std::string state = cat(name, ".quant_state.bitsandbytes__", kind); files.find(state))
       return std::make_unique<FourBitMatrix>(files, name, state);

@@ -16,9 +16,9 @@ constexpr __mmask16 every = 0xffff;  // GCC 12 warns of the plain forms
 
 /// A map in registers.
 template <bool has_signs>
-struct Decoder {
+struct CodeDecoder {
   __m512 base, slope;
-  SHERD_INLINE explicit Decoder(const DynamicMap& map)
+  SHERD_INLINE explicit CodeDecoder(const DynamicMap& map)
       : base(_mm512_load_ps(map.base)), slope(_mm512_load_ps(map.slope)) {}
 
   /// The values of 16 codes, not yet multiplied by the scale.
@@ -44,9 +44,9 @@ struct Decoder {
 };
 
 template <bool has_signs>
-struct Encoder {
+struct CodeEncoder {
   __m512 next_a, next_b, inverse, offset, top;
-  SHERD_INLINE explicit Encoder(const DynamicMap& map)
+  SHERD_INLINE explicit CodeEncoder(const DynamicMap& map)
       : next_a(_mm512_load_ps(map.next_level)),
         next_b(_mm512_load_ps(map.next_level + 16)),
         inverse(_mm512_load_ps(map.inverse)),
@@ -87,9 +87,9 @@ struct Encoder {
 #else
 
 template <bool has_signs>
-struct Decoder {
+struct CodeDecoder {
   const float* values;
-  SHERD_INLINE explicit Decoder(const DynamicMap& map) : values(map.values) {}
+  SHERD_INLINE explicit CodeDecoder(const DynamicMap& map) : values(map.values) {}
   SHERD_INLINE F operator()(const std::uint8_t* codes) const {
     F out;
     for (int i = 0; i < lanes; ++i) out[i] = values[codes[i]];
@@ -98,9 +98,9 @@ struct Decoder {
 };
 
 template <bool has_signs>
-struct Encoder {
+struct CodeEncoder {
   const DynamicMap& map;
-  SHERD_INLINE explicit Encoder(const DynamicMap& given) : map(given) {}
+  SHERD_INLINE explicit CodeEncoder(const DynamicMap& given) : map(given) {}
   SHERD_INLINE void operator()(F value, std::uint8_t* codes) const {
     const F size = (F)magnitude(value);
     F inverse = all(map.inverse[0]), offset = all(map.offset[0]), top = all(map.top[0]);
@@ -135,27 +135,27 @@ struct Values256 {
 };
 
 template <bool has_signs>
-SHERD_INLINE void decode(const Decoder<has_signs>& decoder, const std::uint8_t* codes, float scale,
+SHERD_INLINE void decode(const CodeDecoder<has_signs>& decoder, const std::uint8_t* codes, float scale,
                          Values256& to) {
 #pragma GCC unroll 4
   for (int i = 0; i < block; i += lanes) store(to.at + i, decoder(codes + i) * all(scale));
 }
 
 /// The largest magnitude seen, as a scale, and by what elements are multiplied to be encoded.
-struct Scale {
+struct BlockScale {
   float scale = 0, inverse = 0;
-  SHERD_INLINE explicit Scale(U tops) {
+  SHERD_INLINE explicit BlockScale(U tops) {
     const float top = __builtin_bit_cast(float, largest(tops));
     if (top < least_scale) return;
     scale = top, inverse = 1.0f / top;
   }
-  Scale() = default;
+  BlockScale() = default;
 };
 
-SHERD_INLINE Scale scale_of(const Values256& values) {
+SHERD_INLINE BlockScale scale_of(const Values256& values) {
   U tops{};
   for (int i = 0; i < block; i += lanes) tops = larger(tops, magnitude(load(values.at + i)));
-  return Scale(tops);
+  return BlockScale(tops);
 }
 
 template <class Encode>
@@ -168,13 +168,13 @@ SHERD_INLINE void encode_turn(const Encode& encode, const Values256& from, int i
 template <bool has_signs>
 void quantize(const DynamicMap& map, const float* values, std::uint8_t* codes, float* scales,
               std::int64_t n) {
-  const Encoder<has_signs> encode(map);
+  const CodeEncoder<has_signs> encode(map);
   for (std::int64_t i = 0; i < n; i += block) {
     const std::int64_t count = n - i < block ? n - i : block;
     Values256 mine{};
     Codes made;
     __builtin_memcpy(mine.at, values + i, static_cast<std::size_t>(count) * sizeof(float));
-    const Scale scale = scale_of(mine);
+    const BlockScale scale = scale_of(mine);
     for (int k = 0; k < block; k += turn) encode_turn(encode, mine, k, scale.inverse, made.codes);
     scales[i / block] = scale.scale;
     __builtin_memcpy(codes + i, made.codes, static_cast<std::size_t>(count));
@@ -228,7 +228,7 @@ class Blocks {
         firsts = larger(firsts, magnitude(load(now.first.at + at)));
     }
     tops_.weight = larger(tops_.weight, tops.weight), tops_.moment = larger(tops_.moment, tops.moment);
-    now.first_scale = Scale(firsts), now.second_scale = Scale(tops.moment);
+    now.first_scale = BlockScale(firsts), now.second_scale = BlockScale(tops.moment);
     first_scale = now.first_scale.scale, second_scale = now.second_scale.scale;
     now_ = 1 - now_;
   }
@@ -247,7 +247,7 @@ class Blocks {
  private:
   struct Updated {
     Values256 first{}, second{};
-    Scale first_scale, second_scale;
+    BlockScale first_scale, second_scale;
     std::uint8_t *first_codes, *second_codes;
   };
 
@@ -269,10 +269,10 @@ class Blocks {
     encode_turn(encode_second_, from.second, k, from.second_scale.inverse, from.second_codes);
   }
 
-  Decoder<true> decode_first_;
-  Decoder<false> decode_second_;
-  Encoder<true> encode_first_;
-  Encoder<false> encode_second_;
+  CodeDecoder<true> decode_first_;
+  CodeDecoder<false> decode_second_;
+  CodeEncoder<true> encode_first_;
+  CodeEncoder<false> encode_second_;
   Adam rule_;
   float factor_;
   Updated updated_[2];

@@ -8,8 +8,8 @@
 // - what ranks exchange in forward and backward: collectives.cpp; which of them a layer needs: Layout
 // - attention over context ranks: the ring is ring.cpp, what it cuts ring_chunks.cpp; Ulysses, and heads over
 //   tensor ranks: attention.cpp
-// - logits: when they are kept, and when head and loss go in chunks of tokens: Head, loss.cpp; parts of the
-//   vocabulary in an evaluation: vocab_scores()
+// - logits: when they are kept, and when head and loss go in chunks of tokens: HeadCall, loss.cpp; parts of
+//   the vocabulary in an evaluation: vocab_scores()
 // - experts: experts/; adapters: adapters/
 
 #include <cstdint>

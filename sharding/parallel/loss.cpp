@@ -9,7 +9,7 @@ namespace sherd::parallel {
 namespace {
 
 /// Adds what these tokens' logits give to `total` and returns their log-sum-exp over the whole vocabulary.
-Tensor add_loss(Tape& tape, const Head& head, const Tensor& logits, const Tensor& labels,
+Tensor add_loss(Tape& tape, const HeadCall& head, const Tensor& logits, const Tensor& labels,
                 const Tensor& total) {
   const int parts = head.layout.tensor_size(), mine = head.layout.tensor_rank();
   const Shape shape{parts, labels.numel()};
@@ -27,7 +27,7 @@ Tensor add_loss(Tape& tape, const Head& head, const Tensor& logits, const Tensor
 
 /// The gradients of a loss that was taken in chunks, times chunk_factor.
 struct ChunkGradients {
-  Head head;
+  HeadCall head;
   GradRef dx_ref, dw_ref, db_ref;
   Tensor dx, dw, db;  ///< [rows, hidden] in x's dtype; of the weight and the bias, in the compute type
   Tensor total;
@@ -56,7 +56,7 @@ struct ChunkGradients {
 
 /// Takes the loss in chunks of tokens, with the gradients that `want` asks for.
 void take_chunks(Tape& tape, const Tensor& x, const VocabHead& of, ChunkGradients& want) {
-  const Head& head = want.head;
+  const HeadCall& head = want.head;
   const Tensor one = tape.empty({1}, DType::f64);
   tape.kernels().fill(one, 1);
   if (want.dx_ref) want.dx = tape.empty(x.shape(), head.dtype);
@@ -96,7 +96,7 @@ Var capped(const Var& scores, double cap) {
 
 Var vocab_cross_entropy(const Var& x, const VocabHead& of, const Tensor& labels, const Layout& layout) {
   Tape& tape = x.tape();
-  const Head head = checked_head(x, of, labels, layout);
+  const HeadCall head = checked_head(x, of, labels, layout);
   HeadGradients want(x, of);
   const Tensor total = tape.empty({2}, DType::f64);
   tape.kernels().fill(total, 0);
@@ -123,7 +123,7 @@ Var vocab_cross_entropy(const Var& x, const VocabHead& of, const Tensor& labels,
 
 Tensor vocab_scores(const Var& x, const VocabHead& of, const Tensor& labels, const Layout& layout) {
   Tape& tape = x.tape();
-  const Head head = checked_head(x, of, labels, layout);
+  const HeadCall head = checked_head(x, of, labels, layout);
   const std::int64_t parts = layout.tensor_size(), n = head.rows();
   const Tensor out = tape.empty({3, parts, n}, head.compute());
   std::vector<Tensor> own;

@@ -26,7 +26,7 @@ std::vector<double> on_processor(Tape& tape, const Tensor& x) {
 /// The forward pass over the vocabulary's scores, by chunks of rows.
 class TextPass {
  public:
-  TextPass(Tape& tape, Head head, const VocabHead& of) : tape_(tape), head_(std::move(head)), of_(of) {
+  TextPass(Tape& tape, HeadCall head, const VocabHead& of) : tape_(tape), head_(std::move(head)), of_(of) {
     const Shape shape{head_.layout.tensor_size(), head_.rows()};
     parts_ = {tape.empty(shape, head_.compute()), tape.empty(shape, head_.compute())};
     lse_ = tape.empty({head_.rows()}, head_.compute());
@@ -45,7 +45,7 @@ class TextPass {
     }
   }
 
-  const Head& head() const { return head_; }
+  const HeadCall& head() const { return head_; }
   /// The log-sum-exps over the whole vocabulary.
   const Tensor& lse() const { return lse_; }
 
@@ -102,7 +102,7 @@ class TextPass {
   }
 
   Tape& tape_;
-  Head head_;
+  HeadCall head_;
   const VocabHead& of_;
   Parts parts_;
   Tensor lse_, total_;
@@ -122,7 +122,7 @@ RowFactors factors_of(Tape& tape, const std::vector<TextRows>& rows, const nn::T
 
 /// Backward where x's gradient was computed at once, times chunk_factor, and is the only one.
 struct ScaledBackward {
-  Head head;
+  HeadCall head;
   GradRef dx_ref;
   Tensor dx;
   RowFactors factors;
@@ -142,7 +142,7 @@ struct ScaledBackward {
 
 /// Backward that makes the logits again, chunk by chunk.
 struct ChunkedBackward {
-  Head head;
+  HeadCall head;
   VocabHead of;
   HeadGradients want;
   Saved x;
@@ -218,7 +218,7 @@ nn::TextScores vocab_text_scores(const Var& x, const VocabHead& of, const Tensor
                                  const std::vector<TextRows>& rows, std::int64_t texts,
                                  const Layout& layout) {
   TextPass pass(x.tape(), checked_head(x, of, labels, layout), of);
-  const Head& head = pass.head();
+  const HeadCall& head = pass.head();
   pass.run(inner_rows(x.tape().kernels(), head, x.value()),
            head.keeps_logits() ? head.rows() : head.chunk_rows(),
            [](const Tensor&, std::int64_t, std::int64_t) {});
@@ -230,7 +230,7 @@ Var vocab_text_loss(const Var& x, const VocabHead& of, const Tensor& labels,
                     const Layout& layout) {
   Tape& tape = x.tape();
   TextPass pass(tape, checked_head(x, of, labels, layout), of);
-  const Head& head = pass.head();
+  const HeadCall& head = pass.head();
   HeadGradients want(x, of);
   const bool keeps = want.recorded && head.keeps_logits();
   const bool at_once = want.recorded && !keeps && want.x && !want.weight && !want.bias && !want.trained.rows;

@@ -4,7 +4,7 @@
 
 namespace sherd::parallel {
 
-Head checked_head(const Var& x, const VocabHead& of, const Tensor& labels, const Layout& layout) {
+HeadCall checked_head(const Var& x, const VocabHead& of, const Tensor& labels, const Layout& layout) {
   const auto& [weight, bias, vocabulary, cap, trained] = of;
   const Shape &stream = x.shape(), &table = weight.shape();
   require(stream.rank() == 3 && table.rank() == 2 && table[1] == stream[2] && x.dtype() == weight.dtype(),
@@ -30,17 +30,17 @@ Head checked_head(const Var& x, const VocabHead& of, const Tensor& labels, const
           x.tape().device().has_own_memory()};
 }
 
-Exchange begin_inner(tensor::Kernels& kernels, const Head& head, const Tensor& x, bool async) {
+Exchange begin_inner(tensor::Kernels& kernels, const HeadCall& head, const Tensor& x, bool async) {
   if (!head.layout.cuts_stream()) return {{}, {}, x};
   return begin_all_gather(kernels, *head.layout.tensor, x, 1,
                           {.label = "the loss: tokens of the sequence", .async = async});
 }
 
-Tensor inner_rows(tensor::Kernels& kernels, const Head& head, const Tensor& x) {
+Tensor inner_rows(tensor::Kernels& kernels, const HeadCall& head, const Tensor& x) {
   return begin_inner(kernels, head, x, false).wait().reshape({head.rows(), head.w_shape[1]});
 }
 
-Exchange begin_stream_gradient(tensor::Kernels& kernels, const Head& head, const Tensor& dx) {
+Exchange begin_stream_gradient(tensor::Kernels& kernels, const HeadCall& head, const Tensor& dx) {
   Communicator* group = head.layout.tensor;
   const Tensor inner = dx.reshape(head.inner_shape);
   if (alone(group)) return {{}, {}, inner};
@@ -49,7 +49,7 @@ Exchange begin_stream_gradient(tensor::Kernels& kernels, const Head& head, const
   return begin_all_reduce(*group, inner, options);
 }
 
-Tensor make_logits(Tape& tape, const Head& head, const Tensor& x, const VocabHead& of) {
+Tensor make_logits(Tape& tape, const HeadCall& head, const Tensor& x, const VocabHead& of) {
   Tensor logits = tape.empty({x.shape()[0], head.w_shape[0]}, head.dtype);
   tape.kernels().matmul({.a = x,
                          .b = of.weight.value(),
@@ -71,7 +71,7 @@ Tensor gradient_factor(Tape& tape, const Tensor& dy, const Tensor& divisor, doub
   return out;
 }
 
-void differentiate(Tape& tape, const Head& head, const Tensor& logits, const Tensor& labels,
+void differentiate(Tape& tape, const HeadCall& head, const Tensor& logits, const Tensor& labels,
                    const Tensor& lse, const RowFactors& factors, const Tensor& dy, std::int64_t first) {
   Tensor tanh;
   if (head.cap > 0) tape.kernels().scale(logits, 1 / head.cap, tanh = tape.empty(logits.shape(), head.dtype));
@@ -116,7 +116,7 @@ HeadGradients::HeadGradients(const Var& of_x, const VocabHead& of) {
   require(!rows.defined() || !weight, "rows of a head are trained apart, or all of it is");
 }
 
-WholeBackward::WholeBackward(Head of, const Var& of_x, const VocabHead& values, HeadGradients gradients,
+WholeBackward::WholeBackward(HeadCall of, const Var& of_x, const VocabHead& values, HeadGradients gradients,
                              Tensor kept, Tensor log_sums, RowFactors of_rows)
     : head(std::move(of)),
       x(gradients.weight || gradients.trained.rows ? Saved(of_x) : Saved()),

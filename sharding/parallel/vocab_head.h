@@ -24,7 +24,7 @@ using tensor::Shape;
 constexpr double chunk_factor = 256;
 
 /// A call's arguments but for the tensors that are computed.
-struct Head {
+struct HeadCall {
   Layout layout;
   Tensor labels;  ///< [rows]
   tensor::VocabSlice slice;
@@ -56,18 +56,18 @@ struct Head {
 };
 
 /// The arguments, checked as vocab_cross_entropy() says.
-Head checked_head(const Var& x, const VocabHead& of, const Tensor& labels, const Layout& layout);
+HeadCall checked_head(const Var& x, const VocabHead& of, const Tensor& labels, const Layout& layout);
 
 /// All tokens of this context rank, from its part of the stream.
-Exchange begin_inner(tensor::Kernels& kernels, const Head& head, const Tensor& x, bool async);
+Exchange begin_inner(tensor::Kernels& kernels, const HeadCall& head, const Tensor& x, bool async);
 /// The same at once, as [rows, hidden].
-Tensor inner_rows(tensor::Kernels& kernels, const Head& head, const Tensor& x);
+Tensor inner_rows(tensor::Kernels& kernels, const HeadCall& head, const Tensor& x);
 /// The sum over tensor ranks of what each finds as the gradient of all tokens, as that of its part of the
 /// stream. It runs beside what comes next.
-Exchange begin_stream_gradient(tensor::Kernels& kernels, const Head& head, const Tensor& dx);
+Exchange begin_stream_gradient(tensor::Kernels& kernels, const HeadCall& head, const Tensor& dx);
 
 /// The logits of rows x [n, hidden], of this rank's part of the vocabulary.
-Tensor make_logits(Tape& tape, const Head& head, const Tensor& x, const VocabHead& of);
+Tensor make_logits(Tape& tape, const HeadCall& head, const Tensor& x, const VocabHead& of);
 
 /// Rows [begin, end) whose losses are multiplied by `factor` in the whole.
 struct RowFactor {
@@ -85,7 +85,7 @@ Tensor gradient_factor(Tape& tape, const Tensor& dy, const Tensor& divisor, doub
 /// Turns the logits of rows from `first` on, of those that `factors` has, into their gradient,
 /// factor·(softmax
 /// - onehot), before any cap. labels, lse: of the same rows.
-void differentiate(Tape& tape, const Head& head, const Tensor& logits, const Tensor& labels,
+void differentiate(Tape& tape, const HeadCall& head, const Tensor& logits, const Tensor& labels,
                    const Tensor& lse, const RowFactors& factors, const Tensor& dy, std::int64_t first = 0);
 
 /// The state that backward needs for rows that are trained apart (VocabHead::trained).
@@ -113,14 +113,14 @@ struct HeadGradients {
 
 /// Backward of a loss whose logits were kept.
 struct WholeBackward {
-  Head head;
+  HeadCall head;
   Saved x, weight;
   GradRef dx, dw, db;
   Tensor logits, lse;
   RowFactors factors;
   TrainedBackward trained;
 
-  WholeBackward(Head of, const Var& of_x, const VocabHead& values, HeadGradients gradients, Tensor kept,
+  WholeBackward(HeadCall of, const Var& of_x, const VocabHead& values, HeadGradients gradients, Tensor kept,
                 Tensor log_sums, RowFactors of_rows);
   void operator()(Tape& tape, const Tensor& dy);
 

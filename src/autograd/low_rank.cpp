@@ -21,7 +21,7 @@ void copy_runs(tensor::Kernels& kernels, const Tensor& x, const Tensor& out,
   }
 }
 
-Tensor spread_out(Tape& tape, const Tensor& x, const Spread& to, double elsewhere) {
+Tensor spread_out(Tape& tape, const Tensor& x, const RowSpread& to, double elsewhere) {
   if (to.as_it_is()) return x;
   Tensor out = tape.empty({to.rows, to.blocks * x.shape()[1]}, x.dtype());
   tape.kernels().fill(out, elsewhere);
@@ -30,7 +30,7 @@ Tensor spread_out(Tape& tape, const Tensor& x, const Spread& to, double elsewher
 }
 
 /// The gradient of a matrix of shape `shape`, given that of what it was spread out to.
-Tensor gathered(Tape& tape, const Tensor& of_spread, const Shape& shape, const Spread& to) {
+Tensor gathered(Tape& tape, const Tensor& of_spread, const Shape& shape, const RowSpread& to) {
   Tensor out = tape.empty(shape, of_spread.dtype());
   std::int64_t taken = 0;
   for (const SpreadRows& run : to.runs) taken += run.count;
@@ -46,7 +46,7 @@ struct OntoBackward {
   Saved w;
   GradRef dy_ref, dx, dw;
   Shape x_shape, w_shape;
-  Spread to;
+  RowSpread to;
   std::vector<std::int64_t> sources;
 
   void weight_gradient(Tape& tape, const Tensor& dy) {
@@ -85,7 +85,7 @@ struct OntoBackward {
 
 }  // namespace
 
-Var spread(const Var& x, const Spread& to, double elsewhere) {
+Var spread(const Var& x, const RowSpread& to, double elsewhere) {
   Tape& tape = x.tape();
   require(x.shape().rank() == 2, "spread takes a matrix, not ", x.shape().str());
   if (to.as_it_is()) return x;
@@ -95,8 +95,8 @@ Var spread(const Var& x, const Spread& to, double elsewhere) {
                      });
 }
 
-Var linear_onto(const Var& y, const Var& x, const Var& w, const Spread& to, std::vector<std::int64_t> sources,
-                bool adds) {
+Var linear_onto(const Var& y, const Var& x, const Var& w, const RowSpread& to,
+                std::vector<std::int64_t> sources, bool adds) {
   Tape& tape = x.tape();
   const bool spreads = !to.as_it_is();
   const Shape v{spreads ? to.rows : w.shape()[0], (spreads ? to.blocks : 1) * w.shape()[1]};

@@ -106,7 +106,7 @@ struct SpreadRows {
 };
 /// How a matrix of `rows` rows and `blocks` blocks of another one's columns is made of that one's rows, each
 /// of which goes to one place at most.
-struct Spread {
+struct RowSpread {
   std::vector<SpreadRows> runs;
   std::int64_t rows = 0, blocks = 1;
 
@@ -115,14 +115,14 @@ struct Spread {
 };
 /// The matrix that has these rows of x, and `elsewhere` in all other elements. x: [r, c]; the result: [rows,
 /// blocks·c].
-Var spread(const Var& x, const Spread& to, double elsewhere);
+Var spread(const Var& x, const RowSpread& to, double elsewhere);
 
 /// y + x·vᵀ, where v is w, spread out with zeros elsewhere. y: [..., out]; x: [..., in]; v: [out, in]; as
 /// many rows in both. Takes y's memory, which nobody may read after: y is a value that a product or a sum has
 /// just made. `sources`: of the rows, as of linear_by_source() (experts.h), for w's gradient; empty: one.
 /// Where not `adds`, the product is left to another rank's part of a sum: y stays as it is, and gradients are
 /// found.
-Var linear_onto(const Var& y, const Var& x, const Var& w, const Spread& to = {},
+Var linear_onto(const Var& y, const Var& x, const Var& w, const RowSpread& to = {},
                 std::vector<std::int64_t> sources = {}, bool adds = true);
 
 /// x times f, which holds a factor for each of the last extent's columns. x: [..., n]; f: [n].

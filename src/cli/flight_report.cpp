@@ -63,7 +63,7 @@ struct FlightGroup {
   std::map<int, RankInGroup> said;  ///< by rank of the world
 };
 
-struct Flights {
+struct FlightFiles {
   int world_size = 0;
   std::map<int, std::pair<std::string, double>> files;  ///< by rank: its path, and when it was written
   std::map<int, std::string> reasons;
@@ -90,7 +90,7 @@ double seconds_of(const Json& json, const char* moment) {
   return json.at(moment).get<double>() * 1e-6;
 }
 
-void add_flight(Flights& flights, const std::string& path, const Json& json) {
+void add_flight(FlightFiles& flights, const std::string& path, const Json& json) {
   if (json.at("format") != "sherd flight recorder" || json.at("version") != 1)
     fail(ErrorKind::data, "it is no flight recorder of this version");
   const int rank = json.at("rank");
@@ -138,7 +138,7 @@ std::string of_another_time(const Json& json, const Newest& newest) {
              " before the newest file: nothing newer has come from there");
 }
 
-Flights read_flights(const std::vector<std::string>& paths) {
+FlightFiles read_flights(const std::vector<std::string>& paths) {
   std::vector<std::string> files;
   for (const std::string& path : paths) {
     std::error_code absent;
@@ -155,7 +155,7 @@ Flights read_flights(const std::vector<std::string>& paths) {
   std::sort(files.begin(), files.end());
   if (files.empty())
     fail(ErrorKind::io, "there is no flight_recorder_rank_*.json in ", excerpt(paths[0], 300));
-  Flights flights;
+  FlightFiles flights;
   std::vector<std::pair<std::string, Json>> all;
   const auto reading = [](const std::string& file, const auto& read) {
     try {
@@ -300,7 +300,7 @@ std::string group_report(const FlightGroup& group) {
 }  // namespace
 
 std::string flight_report(const std::vector<std::string>& paths) {
-  const Flights flights = read_flights(paths);
+  const FlightFiles flights = read_flights(paths);
   Ranks here, silent;
   for (int rank = 0; rank < flights.world_size; ++rank)
     (flights.files.contains(rank) ? here : silent).push_back(rank);

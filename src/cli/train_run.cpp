@@ -57,7 +57,7 @@ TrainRun::TrainRun(DistributedPtr dist, const TrainRequest& request,
     }
   }
   if (speaks() && !request_.metrics_textfile.empty())
-    textfile_ = std::make_unique<engine::MetricsFile>(request_.metrics_textfile);
+    textfile_ = std::make_unique<engine::MetricsTextfile>(request_.metrics_textfile);
   make_validation_loader();
   trainer_ = std::make_unique<Trainer>(engine(), setup_.loader(), trainer_options());
   if (!trainer_->resumed()) setup_.begin();

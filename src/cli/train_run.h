@@ -61,9 +61,9 @@ class TrainRun {
   DistributedPtr dist_;
   const TrainRequest& request_;
   std::shared_ptr<const engine::TokenData> data_;
-  std::unique_ptr<engine::MetricsServer> server_;  ///< rank 0's; null: not asked for
-  std::unique_ptr<engine::MetricsFile> textfile_;  ///< so too
-  std::unique_ptr<engine::Trace> trace_;           ///< null: not asked for
+  std::unique_ptr<engine::MetricsServer> server_;      ///< rank 0's; null: not asked for
+  std::unique_ptr<engine::MetricsTextfile> textfile_;  ///< so too
+  std::unique_ptr<engine::Trace> trace_;               ///< null: not asked for
   TrainSetup setup_;
   std::unique_ptr<data::Loader> validation_loader_;
   std::unique_ptr<Trainer> trainer_;

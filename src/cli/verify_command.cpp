@@ -43,11 +43,11 @@ enum class Agreement : std::uint8_t {
 };
 
 /// The result of all replays so far.
-struct Verdict {
+struct ReplayVerdict {
   Agreement agreement = Agreement::equal;
   bool compared = false;  ///< any interval
 
-  void add(const Verdict& other) {
+  void add(const ReplayVerdict& other) {
     agreement = std::max(agreement, other.agreement);
     compared = compared || other.compared;
   }
@@ -185,10 +185,10 @@ nlohmann::ordered_json json_of(const Replay& replay, const ReplayReport& report,
 }
 
 /// Replays an interval on this rank, and returns what rank 0 judges.
-Verdict verify_interval(const DistributedPtr& dist, const VerifyPlan& plan, const Replay& replay,
-                        const std::shared_ptr<const engine::TokenData>& data) {
+ReplayVerdict verify_interval(const DistributedPtr& dist, const VerifyPlan& plan, const Replay& replay,
+                              const std::shared_ptr<const engine::TokenData>& data) {
   const ReplayReport report = run_replay(dist, replay, plan.record, data);
-  const Verdict mine{judge(replay, report), report.unread.empty()};
+  const ReplayVerdict mine{judge(replay, report), report.unread.empty()};
   if (dist->rank() == 0 && plan.json)
     (*plan.json)["intervals"].push_back(json_of(replay, report, mine.agreement));
   else if (dist->rank() == 0)
@@ -208,7 +208,7 @@ void print_notes(const VerifyPlan& plan) {
                 engine::steps_file);
 }
 
-const char* text_of(const Verdict& verdict) {
+const char* text_of(const ReplayVerdict& verdict) {
   switch (verdict.agreement) {
     case Agreement::equal:
       return "the run agrees to the bit";
@@ -228,7 +228,7 @@ const char* text_of(const Verdict& verdict) {
   }
 }
 
-void print_verdict(const Verdict& verdict, nlohmann::ordered_json* json) {
+void print_verdict(const ReplayVerdict& verdict, nlohmann::ordered_json* json) {
   if (json) {
     (*json)["agreement"] = name_of(verdict.agreement), (*json)["compared"] = verdict.compared;
     return print_json(*json);
@@ -237,22 +237,22 @@ void print_verdict(const Verdict& verdict, nlohmann::ordered_json* json) {
   std::fflush(stdout);
 }
 
-Verdict before_replays(const VerifyPlan& plan) {
+ReplayVerdict before_replays(const VerifyPlan& plan) {
   return {plan.unread.empty() ? Agreement::equal : Agreement::unchecked};
 }
 
-Verdict verify_here(const VerifyPlan& plan) {
+ReplayVerdict verify_here(const VerifyPlan& plan) {
   print_notes(plan);
-  Verdict all = before_replays(plan);
+  ReplayVerdict all = before_replays(plan);
   for (const Replay& replay : plan.replays) {
     engine::takes_gpus(replay.config);  // throws where it needs one and has none
     const auto data = engine::open_token_data(replay.config);
     planning::require_fit(replay.reparse, data->vocab_size, {replay.ranks, replay.ranks},
                           planning::this_machine(replay.config));
-    Verdict found{Agreement::differs};
+    ReplayVerdict found{Agreement::differs};
     launch_ranks(replay.ranks,
                  [&](const DistributedPtr& dist) {
-                   const Verdict verdict = verify_interval(dist, plan, replay, data);
+                   const ReplayVerdict verdict = verify_interval(dist, plan, replay, data);
                    if (dist->rank() == 0) found = verdict;
                  },
                  {.timeout_seconds = replay.config.parallel.timeout_seconds});
@@ -263,12 +263,12 @@ Verdict verify_here(const VerifyPlan& plan) {
 }
 
 /// One rank's part under a launcher.
-Verdict verify_launched(const VerifyPlan& plan, const DistributedPtr& dist) {
+ReplayVerdict verify_launched(const VerifyPlan& plan, const DistributedPtr& dist) {
   std::string intervals;  // checkpoints of a run under way may go between two looks
   for (const Replay& replay : plan.replays) intervals += replay.interval.text() + "; ";
   engine::require_same({{"list of checkpoints in the run's folder", intervals}}, *dist, ErrorKind::io);
   if (dist->rank() == 0) print_notes(plan);
-  Verdict all = before_replays(plan);
+  ReplayVerdict all = before_replays(plan);
   for (const Replay& replay : plan.replays) {
     std::shared_ptr<const engine::TokenData> data;
     comm::gather_results(dist->world(), "data opened", [&] {
@@ -291,7 +291,7 @@ Verdict verify_launched(const VerifyPlan& plan, const DistributedPtr& dist) {
   return all;
 }
 
-Verdict verify_run(const VerifyRequest& request) {
+ReplayVerdict verify_run(const VerifyRequest& request) {
   if (!under_launcher()) return verify_here(plan_of(request));
   VerifyPlan plan;
   std::exception_ptr unread;  // told to the others, who wait, once they are met
@@ -300,7 +300,7 @@ Verdict verify_run(const VerifyRequest& request) {
   } catch (const Error&) {
     unread = std::current_exception();
   }
-  Verdict all{Agreement::differs};
+  ReplayVerdict all{Agreement::differs};
   try {
     launch_ranks(request.ranks, [&](const DistributedPtr& dist) {
       if (unread) std::rethrow_exception(unread);

@@ -16,14 +16,14 @@ namespace sherd::planning {
 
 using config::Schedule;
 
-std::string Layout::text(int data) const {
+std::string PlanLayout::text(int data) const {
   std::string out = engine::describe(tensor, context, data, pipeline, expert);
   if (virtual_stages > 1) out += cat(" (", virtual_stages, " chunks each)");
   if (schedule == Schedule::zero_bubble) out += " (zero bubble)";
   return out;
 }
 
-std::vector<std::pair<std::string, std::string>> Layout::keys() const {
+std::vector<std::pair<std::string, std::string>> PlanLayout::keys() const {
   constexpr const char* recomputes[] = {"none", "selective", "full"};
   std::vector<std::pair<std::string, std::string>> out{
       {"parallel.tensor", std::to_string(tensor)},
@@ -64,7 +64,7 @@ MachineCapacity capacity_of(const config::Machine& machine) {
 
 namespace {
 
-Layout layout_of(const config::Config& config, int ranks) {
+PlanLayout layout_of(const config::Config& config, int ranks) {
   const config::Parallel& parallel = config.parallel;
   return {.tensor = parallel.tensor,
           .context = parallel.context,
@@ -186,7 +186,7 @@ class LayoutSearch {
               continue;
             if (expert > 1 && (shape_.moe.experts % expert != 0 || ranks_ / tensor / pipeline % expert != 0))
               continue;
-            Layout layout{.tensor = tensor, .context = context, .pipeline = pipeline, .expert = expert};
+            PlanLayout layout{.tensor = tensor, .context = context, .pipeline = pipeline, .expert = expert};
             layout.optimizer_on_host = on_host, layout.ranks = ranks_;
             cut_batches(layout, ranks_ / model_ranks);
           }
@@ -196,7 +196,7 @@ class LayoutSearch {
     return static_cast<int>(std::clamp<std::int64_t>(shape_.seq_length / 1024, 1, 64));
   }
 
-  void cut_batches(Layout layout, int data) {
+  void cut_batches(PlanLayout layout, int data) {
     constexpr std::int64_t most = 64;
     has_room_ = recomputes();
     for (std::int64_t micro = 1; micro <= most; micro *= 2) {
@@ -213,7 +213,7 @@ class LayoutSearch {
     }
   }
 
-  void choose_schedules(Layout layout, std::int64_t batch, std::int64_t micro_batches) {
+  void choose_schedules(PlanLayout layout, std::int64_t batch, std::int64_t micro_batches) {
     const auto parts = static_cast<std::size_t>(shape_.num_layers) + 2;
     std::vector<Recompute> fitted;
     for (const int chunks : sizes("parallel.virtual_stages", base_.parallel.virtual_stages, 8)) {
@@ -235,12 +235,12 @@ class LayoutSearch {
     has_room_ = std::move(fitted);
   }
   /// gpipe has the bubble of 1f1b and holds more, so it is not tried.
-  std::vector<Schedule> schedules(const Layout& layout) const {
+  std::vector<Schedule> schedules(const PlanLayout& layout) const {
     if (is_given_("parallel.schedule")) return {base_.parallel.schedule};
     if (layout.pipeline == 1 || layout.virtual_stages > 1) return {Schedule::automatic};
     return {Schedule::automatic, Schedule::zero_bubble};
   }
-  std::vector<int> stages(const Layout& layout) const {
+  std::vector<int> stages(const PlanLayout& layout) const {
     if (is_given_("zero_optimization.stage")) return {base_.zero.stage};
     const int data = ranks_ / layout.tensor / layout.pipeline;
     if (data == 1) return {layout.optimizer_on_host ? 1 : 0};
@@ -251,7 +251,7 @@ class LayoutSearch {
     return {Recompute::none, Recompute::selective, Recompute::full};
   }
 
-  config::Config configured(const Layout& layout, std::int64_t batch, std::int64_t micro_batches) const {
+  config::Config configured(const PlanLayout& layout, std::int64_t batch, std::int64_t micro_batches) const {
     config::Config config = base_;
     config.parallel.tensor = layout.tensor, config.parallel.context = layout.context;
     config.parallel.pipeline = layout.pipeline, config.parallel.virtual_stages = layout.virtual_stages;
@@ -268,7 +268,7 @@ class LayoutSearch {
 
   /// Keeps the layout with a bound of its time: what it takes is found where that decides
   /// (in_order_of_time()). False where rough memory tells that it cannot fit.
-  bool price(const Layout& layout, std::int64_t batch, std::int64_t micro_batches) {
+  bool price(const PlanLayout& layout, std::int64_t batch, std::int64_t micro_batches) {
     Plan plan{layout, configured(layout, batch, micro_batches), {}};
     bool has_room = true;
     attempt([&] {
@@ -343,10 +343,10 @@ class LayoutSearch {
   }
 
   /// By what layouts are told apart where one of each is shown.
-  static std::array<int, 5> grid_of(const Layout& layout) {
+  static std::array<int, 5> grid_of(const PlanLayout& layout) {
     return {layout.tensor, layout.context, layout.pipeline, layout.expert, layout.optimizer_on_host ? 1 : 0};
   }
-  bool is_shown(const Layout& layout) const {
+  bool is_shown(const PlanLayout& layout) const {
     return options_.one_of_each_grid &&
            std::any_of(result_.best.begin(), result_.best.end(),
                        [&](const Plan& plan) { return grid_of(plan.layout) == grid_of(layout); });
@@ -363,7 +363,7 @@ class LayoutSearch {
     const std::size_t before = result_.best.size();
     const auto look = [&](std::size_t index) {
       if (result_.best.size() - before == options_.top || looks == most_looks) return false;
-      const Layout& layout = plans_[index].layout;
+      const PlanLayout& layout = plans_[index].layout;
       if (looked_at[index] || is_shown(layout)) return true;
       int& here = looks_at[grid_of(layout)];
       if (options_.one_of_each_grid && here == most_looks_at_a_grid) return true;

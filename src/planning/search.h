@@ -32,8 +32,8 @@ enum class Goal : std::uint8_t {
   fewest_gpus      ///< the smallest world in which the model trains, and there the fastest
 };
 
-/// A layout of ranks, and what else decides about time and memory and not about what is learned.
-struct Layout {
+/// A layout of ranks, with all else that decides about time and memory and not about what is learned.
+struct PlanLayout {
   int tensor = 1, context = 1, pipeline = 1, virtual_stages = 1, expert = 1;
   std::int64_t micro_batch = 1;
   int stage = 1;
@@ -47,12 +47,12 @@ struct Layout {
   std::string text(int data) const;
   /// The keys that say it.
   std::vector<std::pair<std::string, std::string>> keys() const;
-  bool operator==(const Layout&) const = default;
+  bool operator==(const PlanLayout&) const = default;
 };
 
 /// A layout with what it comes to.
 struct Plan {
-  Layout layout;
+  PlanLayout layout;
   config::Config config;  ///< as it would run, batch sizes resolved
   engine::StepTime time;
   std::uint64_t memory = 0;       ///< of the fullest device, exactly; 0 where nobody has looked

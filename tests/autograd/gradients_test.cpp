@@ -35,7 +35,7 @@ TEST_F(Gradients, Linear) {
 }
 
 TEST_F(Gradients, WhatAdaptersAreMadeOf) {
-  const Spread to{{{0, 1, 2, 1}, {2, 4, 1, 0}, {3, 0, 1, 1}}, 6, 2};
+  const RowSpread to{{{0, 1, 2, 1}, {2, 4, 1, 0}, {3, 0, 1, 1}}, 6, 2};
   check({normal({2, 3, 5}, 1), normal({2, 3, 4}, 2), normal({5, 4}, 3)},
         [&](Tape&, const Vars& in) { return linear_onto(scale(in[0], 1.5), in[1], in[2]); });
   check({normal({4, 3}, 1)}, [&](Tape&, const Vars& in) { return spread(in[0], to, 0.5); });
@@ -46,7 +46,7 @@ TEST_F(Gradients, WhatAdaptersAreMadeOf) {
   // As a layer has them together, from one input.
   check({normal({3, 4}, 1), normal({5, 4}, 2), normal({2, 4}, 3), normal({4, 2}, 4)},
         [&](Tape&, const Vars& in) {
-          const Spread rows{{{0, 0, 2, 0}, {2, 3, 2, 0}}, 5, 1};
+          const RowSpread rows{{{0, 0, 2, 0}, {2, 3, 2, 0}}, 5, 1};
           return linear_onto(linear(in[0], in[1]), linear(in[0], in[2]), in[3], rows);
         });
 }

@@ -45,7 +45,7 @@ struct HeldRows {
   std::vector<SpreadRows> runs;
 
   /// How the parameter's rows become the outputs, in `blocks` blocks of columns.
-  autograd::Spread spread(std::int64_t blocks) const {
+  autograd::RowSpread spread(std::int64_t blocks) const {
     if (blocks == 1 && even && runs.size() == 1 && runs[0].count == outputs) return {};  // as they are
     return {runs, outputs, blocks};
   }
@@ -239,7 +239,7 @@ Var Lora::inverse_norms(Tape& tape, const Var& of_targets) const {
 Var Lora::with_magnitudes(Tape& tape, const Var& y, const Var& b) const {
   const std::int64_t held = magnitude_->shape.numel();
   const DType dtype = y.value().dtype();
-  autograd::Spread place = rows_;
+  autograd::RowSpread place = rows_;
   place.blocks = 1;
   for (SpreadRows& run : place.runs) run.column = 0;
   const auto of_outputs = [&](const Var& of_rows) {

@@ -82,7 +82,7 @@ class Lora : public LinearAdapter {
   nn::ParameterPtr a_, b_;
   nn::ParameterPtr magnitude_, weight_, bias_;  ///< null without `dora`; the last two are the layer's
   std::shared_ptr<nn::Dropout> dropout_;
-  autograd::Spread rows_;      ///< how B's rows become the outputs of this rank
+  autograd::RowSpread rows_;   ///< how B's rows become the outputs of this rank
   std::int64_t held_out_ = 0;  ///< outputs of this rank
 };
 
@@ -98,7 +98,7 @@ class Ia3 : public LinearAdapter {
  private:
   bool of_inputs_;
   nn::ParameterPtr factors_;
-  autograd::Spread rows_;  ///< as Lora's, in one column
+  autograd::RowSpread rows_;  ///< as Lora's, in one column
 };
 
 }  // namespace sherd::parallel

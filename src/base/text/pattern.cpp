@@ -6,11 +6,11 @@
 
 namespace sherd {
 
-struct Pattern::Compiled {
+struct CaselessPattern::Compiled {
   std::regex regex;
 };
 
-Pattern::Pattern(const std::string& text) try {
+CaselessPattern::CaselessPattern(const std::string& text) try {
   if (text.empty()) throw std::regex_error(std::regex_constants::error_brack);
   compiled_ = std::make_shared<const Compiled>(
       Compiled{std::regex(text, std::regex::ECMAScript | std::regex::icase)});
@@ -18,7 +18,7 @@ Pattern::Pattern(const std::string& text) try {
   fail(ErrorKind::config, "\"", text, "\" is no regular expression");
 }
 
-bool Pattern::is_in(const std::string& text) const {
+bool CaselessPattern::is_in(const std::string& text) const {
   return std::regex_search(text, compiled_->regex);
 }
 

@@ -7,10 +7,10 @@ namespace sherd {
 
 /// A regular expression (ECMAScript's grammar), case ignored, as DeepSpeed's partition_method "type:REGEX"
 /// has one.
-class Pattern {
+class CaselessPattern {
  public:
   /// Throws Error{config} where `text` is none, or empty.
-  explicit Pattern(const std::string& text);
+  explicit CaselessPattern(const std::string& text);
   /// Whether it matches a part of `text`.
   bool is_in(const std::string& text) const;
 

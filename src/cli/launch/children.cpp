@@ -32,7 +32,7 @@ constexpr std::size_t longest_line = 1 << 16;  // longer ones go on in parts
 constexpr std::chrono::seconds patience{10};   // from SIGTERM to SIGKILL, at most
 
 /// One of a child's streams, on its way to the same stream of this process.
-struct Stream {
+struct ChildStream {
   int from = -1, to = -1;
   std::string rest;  ///< of a line whose end has not come
 };
@@ -41,7 +41,7 @@ struct Child {
   const ChildProgram* program = nullptr;
   pid_t process = 0;
   int input = -1;
-  std::array<Stream, 2> streams{};
+  std::array<ChildStream, 2> streams{};
   std::optional<Watchdog> watchdog{};       ///< for where this process is killed
   std::optional<Clock::time_point> left{};  ///< when the program ended; others of its group may go on
   bool ended = false;                       ///< as all of its group have
@@ -132,7 +132,7 @@ class Children {
       press();
     }
     for (Child& child : children_)
-      for (Stream& stream : child.streams) {
+      for (ChildStream& stream : child.streams) {
         while (pass_on(child, stream)) {
         }
         if (!stream.rest.empty()) write_all(stream.to, cat(child.program->prefix, stream.rest, '\n'));
@@ -185,7 +185,7 @@ class Children {
     for (int* mine : {&in[0], &out[1], &err[1], &go[0]}) close_file(*mine);
     FileDescriptor begin(go[1]);
     child.input = in[1];
-    child.streams = {Stream{out[0], STDOUT_FILENO, {}}, Stream{err[0], STDERR_FILENO, {}}};
+    child.streams = {ChildStream{out[0], STDOUT_FILENO, {}}, ChildStream{err[0], STDERR_FILENO, {}}};
     if (child.process < 0) {
       child.process = 0, child.ended = true;
       fail(ErrorKind::io, "cannot start ", program.name, ": ", std::strerror(error));
@@ -193,7 +193,7 @@ class Children {
     ::setpgid(child.process, child.process);  // whichever of both is first
     child.watchdog.emplace(child.process);
     write_all(begin.get(), "x");
-    for (Stream& stream : child.streams) ::fcntl(stream.from, F_SETFL, O_NONBLOCK);
+    for (ChildStream& stream : child.streams) ::fcntl(stream.from, F_SETFL, O_NONBLOCK);
   }
 
   std::size_t number_of(const Child& child) const {
@@ -211,16 +211,16 @@ class Children {
     std::vector<pollfd> files{{signals_.file(), POLLIN, 0}};
     if (options_.follow_input && !input_ended_) files.push_back({STDIN_FILENO, POLLIN, 0});
     for (const Child& child : children_)
-      for (const Stream& stream : child.streams)
+      for (const ChildStream& stream : child.streams)
         if (stream.from >= 0) files.push_back({stream.from, POLLIN, 0});
     ::poll(files.data(), files.size(), 200);
     for (Child& child : children_)
-      for (Stream& stream : child.streams) pass_on(child, stream);
+      for (ChildStream& stream : child.streams) pass_on(child, stream);
     if (options_.follow_input && !input_ended_ && files[1].revents != 0) read_input();
   }
 
   /// Passes on the lines of what has come, or a part of it: others have their turn. False: nothing was there.
-  bool pass_on(const Child& child, Stream& stream) {
+  bool pass_on(const Child& child, ChildStream& stream) {
     if (stream.from < 0) return false;
     std::array<char, 1 << 14> buffer;
     const ssize_t got = ::read(stream.from, buffer.data(), buffer.size());
@@ -343,7 +343,7 @@ class Children {
       child.watchdog.reset();
       child.ended = true;
       close_file(child.input);
-      for (Stream& stream : child.streams) close_file(stream.from);
+      for (ChildStream& stream : child.streams) close_file(stream.from);
     }
   }
 

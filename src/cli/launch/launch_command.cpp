@@ -20,7 +20,7 @@ std::string new_run_id() {
 }
 
 /// The places that the command line names.
-std::vector<Host> hosts_of(const CommandLine& line) {
+std::vector<LaunchHost> hosts_of(const CommandLine& line) {
   constexpr int most = 1024;
   if (line.has("hosts") && line.has("host-list"))
     throw UsageError("--hosts and --host-list exclude each other");

@@ -37,27 +37,27 @@ std::vector<int> parse_slots(std::string_view text) {
 
 }  // namespace
 
-bool Host::is_whole() const {
+bool LaunchHost::is_whole() const {
   for (int i = 0; i < ranks(); ++i)
     if (slots[static_cast<std::size_t>(i)] != i) return false;
   return true;
 }
 
-Host host_with(std::string name, int count) {
-  Host out{std::move(name), std::vector<int>(static_cast<std::size_t>(count))};
+LaunchHost host_with(std::string name, int count) {
+  LaunchHost out{std::move(name), std::vector<int>(static_cast<std::size_t>(count))};
   std::iota(out.slots.begin(), out.slots.end(), 0);
   return out;
 }
 
-int ranks_on(const std::vector<Host>& hosts) {
+int ranks_on(const std::vector<LaunchHost>& hosts) {
   return std::accumulate(hosts.begin(), hosts.end(), 0,
-                         [](int sum, const Host& host) { return sum + host.ranks(); });
+                         [](int sum, const LaunchHost& host) { return sum + host.ranks(); });
 }
 
-std::vector<Host> read_hosts(const std::string& path) {
+std::vector<LaunchHost> read_hosts(const std::string& path) {
   std::ifstream in(path);
   if (!in) fail(ErrorKind::io, "cannot read the hosts' file ", excerpt(path, 300));
-  std::vector<Host> out;
+  std::vector<LaunchHost> out;
   int number = 0;
   for (std::string line; std::getline(in, line);) {
     ++number;
@@ -71,7 +71,7 @@ std::vector<Host> read_hosts(const std::string& path) {
         fail(ErrorKind::config, path, ":", number, ": '", excerpt(word),
              "' is not understood: a line is a host and slots=N, its ranks");
     }
-    const auto same = [&](const Host& other) { return other.name == name; };
+    const auto same = [&](const LaunchHost& other) { return other.name == name; };
     if (std::any_of(out.begin(), out.end(), same))
       fail(ErrorKind::config, path, ":", number, ": ", name,
            " stands there twice: give all its slots in one line");
@@ -81,12 +81,12 @@ std::vector<Host> read_hosts(const std::string& path) {
   return out;
 }
 
-std::vector<Host> parse_hosts(const std::string& text) {
-  std::vector<Host> out;
+std::vector<LaunchHost> parse_hosts(const std::string& text) {
+  std::vector<LaunchHost> out;
   std::istringstream in(text);
   for (std::string word; std::getline(in, word, ',');) {
     const std::size_t at = word.find('=');
-    Host host{word.substr(0, at), {}};
+    LaunchHost host{word.substr(0, at), {}};
     if (at != std::string::npos) host.slots = parse_slots(std::string_view(word).substr(at + 1));
     if (host.name.empty() || host.slots.empty())
       throw UsageError(cat("--host-list takes HOST=RANKS,…, not '", excerpt(word), "'"));
@@ -95,9 +95,9 @@ std::vector<Host> parse_hosts(const std::string& text) {
   return out;
 }
 
-std::string host_list(const std::vector<Host>& hosts) {
+std::string host_list(const std::vector<LaunchHost>& hosts) {
   std::string out;
-  for (const Host& host : hosts) {
+  for (const LaunchHost& host : hosts) {
     out += cat(out.empty() ? "" : ",", host.name, '=');
     if (host.is_whole()) out += cat(host.ranks());
     for (std::size_t i = 0; !host.is_whole() && i < host.slots.size(); ++i) out += cat('+', host.slots[i]);

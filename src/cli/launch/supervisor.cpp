@@ -58,7 +58,7 @@ std::string quoted(const std::string& word) {
 }
 
 /// Runs a line of the shell on a host.
-std::vector<std::string> words_of_ssh(const Launch& launch, const Host& host, const std::string& line) {
+std::vector<std::string> words_of_ssh(const Launch& launch, const LaunchHost& host, const std::string& line) {
   std::vector<std::string> out;
   std::istringstream in(launch.ssh);
   for (std::string word; in >> word;) out.push_back(word);
@@ -83,7 +83,8 @@ std::string visible_gpus(const std::vector<int>& slots) {
 }
 
 /// Tells which processes are ranks `first` and on; of hosts where there are several.
-void say_processes(const Launch& launch, const Host& host, int first, const std::vector<int>& processes) {
+void say_processes(const Launch& launch, const LaunchHost& host, int first,
+                   const std::vector<int>& processes) {
   const bool one = processes.size() == 1;
   std::string line = one ? cat("rank ", first) : cat("ranks ", first, "-", first + std::ssize(processes) - 1);
   if (launch.hosts.size() > 1) line += " on " + host.name;
@@ -94,9 +95,9 @@ void say_processes(const Launch& launch, const Host& host, int first, const std:
 
 /// The ranks of a host, on this machine.
 ChildrenEnd start_ranks(const Launch& launch, std::size_t node, bool follow_input) {
-  const std::vector<Host>& hosts = launch.hosts;
+  const std::vector<LaunchHost>& hosts = launch.hosts;
   const int first = ranks_on({hosts.begin(), hosts.begin() + static_cast<std::ptrdiff_t>(node)});
-  const Host& host = hosts[node];
+  const LaunchHost& host = hosts[node];
   std::vector<ChildProgram> programs;
   for (int i = 0; i < host.ranks(); ++i) {
     const int rank = first + i;
@@ -146,7 +147,7 @@ TryEnd run_hosts(const Launch& launch) {
   const std::string program = std::filesystem::read_symlink("/proc/self/exe");
   std::vector<ChildProgram> programs;
   for (std::size_t node = 0; node < launch.hosts.size(); ++node) {
-    const Host& host = launch.hosts[node];
+    const LaunchHost& host = launch.hosts[node];
     std::vector<std::string> words{program,          "launch",
                                    "--host-list",    host_list(launch.hosts),
                                    "--node",         cat(node),
@@ -210,10 +211,10 @@ class Places {
 
   /// The places for the next try: the first that are neither left out nor on a host that does not answer.
   /// Fewer than launch.min_ranks where there are no more.
-  std::vector<Host> choose() const {
-    std::vector<Host> out;
-    for (const Host& host : launch_.hosts) {
-      Host taken{host.name, {}};
+  std::vector<LaunchHost> choose() const {
+    std::vector<LaunchHost> out;
+    for (const LaunchHost& host : launch_.hosts) {
+      LaunchHost taken{host.name, {}};
       for (const int slot : host.slots)
         if (!silent_.contains(host.name) && !left_out_.contains({host.name, slot}))
           taken.slots.push_back(slot);
@@ -235,10 +236,10 @@ class Places {
 
   /// Counts failures of a try with `hosts` against the places whose they are, and leaves those out that have
   /// failed too often where others are left.
-  void count(const TryEnd& end, const std::vector<Host>& hosts) {
+  void count(const TryEnd& end, const std::vector<LaunchHost>& hosts) {
     for (const RankFailure& failure : culprits(end, ranks_on(hosts))) {
       int rank = failure.rank;
-      for (const Host& host : hosts) {
+      for (const LaunchHost& host : hosts) {
         if (rank < host.ranks()) {
           note({host.name, host.slots[static_cast<std::size_t>(rank)]},
                cat("rank ", failure.rank, " on ", host.name));
@@ -248,7 +249,7 @@ class Places {
       }
     }
     for (const std::string& name : end.lost)
-      for (const Host& host : hosts)
+      for (const LaunchHost& host : hosts)
         if (host.name == name)
           for (const int slot : host.slots) note({name, slot}, cat("slot ", slot, " of ", name));
   }
@@ -256,7 +257,7 @@ class Places {
   /// asked to end meanwhile; 0: none.
   int ask_hosts() {
     std::vector<ChildProgram> programs;
-    for (const Host& host : launch_.hosts) {
+    for (const LaunchHost& host : launch_.hosts) {
       if (is_here(host.name)) continue;
       programs.push_back({host.name, words_of_ssh(launch_, host, "true"), {}, "", false});
     }
@@ -295,7 +296,7 @@ class Places {
     constexpr int most_failures = 3;
     if (++failures_[place] < most_failures || left_out_.contains(place)) return;
     int others = 0;
-    for (const Host& host : launch_.hosts)
+    for (const LaunchHost& host : launch_.hosts)
       for (const int slot : host.slots) others += !left_out_.contains({host.name, slot});
     if (others - 1 < launch_.min_ranks) return;
     left_out_.insert(place);
@@ -327,7 +328,7 @@ bool all_refuse(const TryEnd& end, int ranks) {
 }
 
 /// A try's own launch: the hosts that take part, where rank 0 listens and under which name they meet.
-Launch try_of(const Launch& launch, std::vector<Host> hosts, int tries, int restarted) {
+Launch try_of(const Launch& launch, std::vector<LaunchHost> hosts, int tries, int restarted) {
   Launch out = launch;
   out.restarted = restarted;
   out.hosts = std::move(hosts);
@@ -344,7 +345,7 @@ Launch try_of(const Launch& launch, std::vector<Host> hosts, int tries, int rest
 void say_who_is_there(const Launch& launch, const Launch& now) {
   const int ranks = ranks_on(now.hosts);
   std::string names;
-  for (const Host& host : now.hosts) names += cat(names.empty() ? "" : ", ", host.name);
+  for (const LaunchHost& host : now.hosts) names += cat(names.empty() ? "" : ", ", host.name);
   if (ranks < launch.ranks || launch.hosts.size() > 1)
     std::fprintf(stderr, "sherd launch: it goes on with %s on %s\n", counted(ranks, "rank").c_str(),
                  names.c_str());
@@ -382,7 +383,7 @@ int supervise(const Launch& launch) {
   Places places(launch);
   int code = 0;
   for (int tries = 0, used = 0, quick = 0;; ++tries) {
-    const std::vector<Host> hosts = places.choose();
+    const std::vector<LaunchHost> hosts = places.choose();
     const int ranks = ranks_on(hosts);
     const auto begin = Clock::now();
     std::string failed =

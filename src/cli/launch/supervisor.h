@@ -10,7 +10,7 @@ namespace sherd::cli {
 
 /// The program that `sherd launch` starts, and where and how it does.
 struct Launch {
-  std::vector<Host> hosts;  ///< all places that there are
+  std::vector<LaunchHost> hosts;  ///< all places that there are
   std::vector<std::string> command;
   std::string ssh = "ssh";  ///< the words that start a program on another machine
   std::string address;      ///< where rank 0 listens; empty: on the first host that takes part

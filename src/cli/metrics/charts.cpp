@@ -5,44 +5,48 @@
 namespace sherd::cli {
 namespace {
 
-struct Line {
+struct ChartLine {
   const char *key, *name;
 };
-struct Kind {
+struct ChartKind {
   const char *id, *title, *y_label;
-  Unit unit;
-  std::vector<Line> lines;
+  ValueUnit unit;
+  std::vector<ChartLine> lines;
   bool logarithmic = false;
 };
 
-const std::vector<Kind>& kinds() {
-  static const std::vector<Kind> all{
-      {"loss", "Loss", "nats per token", Unit::plain, {{"loss", "training"}, {"val_loss", "validation"}}},
+const std::vector<ChartKind>& kinds() {
+  static const std::vector<ChartKind> all{
+      {"loss",
+       "Loss",
+       "nats per token",
+       ValueUnit::plain,
+       {{"loss", "training"}, {"val_loss", "validation"}}},
       {"rewards",
        "Rewards",
        "reward",
-       Unit::plain,
+       ValueUnit::plain,
        {{"objective.rewards/chosen", "chosen"},
         {"objective.rewards/rejected", "rejected"},
         {"objective.rewards/margins", "margin"}}},
       {"accuracy",
        "Pairs with a margin above 0",
        "share",
-       Unit::share,
+       ValueUnit::share,
        {{"objective.rewards/accuracies", "accuracy"}}},
-      {"rate", "Tokens per second", "tokens/s", Unit::count, {{"tokens_per_s", "all ranks"}}},
-      {"time", "Time of a step", "", Unit::milliseconds, {{"step_ms", "step"}}, true},
-      {"norm", "Gradient norm", "before clipping", Unit::plain, {{"grad_norm", "norm"}}, true},
+      {"rate", "Tokens per second", "tokens/s", ValueUnit::count, {{"tokens_per_s", "all ranks"}}},
+      {"time", "Time of a step", "", ValueUnit::milliseconds, {{"step_ms", "step"}}, true},
+      {"norm", "Gradient norm", "before clipping", ValueUnit::plain, {{"grad_norm", "norm"}}, true},
       {"memory",
        "Memory of rank 0",
        "peak",
-       Unit::bytes,
+       ValueUnit::bytes,
        {{"mem.device_peak", "device"}, {"mem.host_peak", "host"}, {"mem.nvme_peak", "NVMe"}}},
-      {"lr", "Learning rate", "", Unit::plain, {{"lr", "rate"}}},
+      {"lr", "Learning rate", "", ValueUnit::plain, {{"lr", "rate"}}},
       {"parts",
        "Parts of a step, mean of ranks",
        "",
-       Unit::milliseconds,
+       ValueUnit::milliseconds,
        {{"ranks.compute_ms", "own work"},
         {"ranks.wait_ms", "waits for ranks"},
         {"ranks.data_ms", "data"},
@@ -50,16 +54,16 @@ const std::vector<Kind>& kinds() {
       {"parts",
        "Parts of a step, median of ranks",
        "",
-       Unit::milliseconds,
+       ValueUnit::milliseconds,
        {{"ranks.compute_ms.median", "own work"},
         {"ranks.wait_ms.median", "waits for ranks"},
         {"ranks.data_ms.median", "data"},
         {"ranks.nvme_ms.median", "waits for NVMe"}}},
-      {"mfu", "Use of the peak rate (MFU)", "share", Unit::share, {{"mfu", "MFU"}}},
+      {"mfu", "Use of the peak rate (MFU)", "share", ValueUnit::share, {{"mfu", "MFU"}}},
       {"traffic",
        "Sent to other ranks in a step",
        "rank 0",
-       Unit::bytes,
+       ValueUnit::bytes,
        {{"comm.all_reduce_bytes", "all-reduce"},
         {"comm.all_gather_bytes", "all-gather"},
         {"comm.reduce_scatter_bytes", "reduce-scatter"},
@@ -69,21 +73,25 @@ const std::vector<Kind>& kinds() {
       {"nvme",
        "NVMe traffic of a step",
        "rank 0",
-       Unit::bytes,
+       ValueUnit::bytes,
        {{"io.read_bytes", "read"}, {"io.write_bytes", "written"}}},
       {"imbalance",
        "Load of the fullest expert",
        "times the mean",
-       Unit::plain,
+       ValueUnit::plain,
        {{"moe.imbalance", "mean of layers"}, {"moe.imbalance.most", "worst layer"}}},
-      {"dropped", "Choices of experts that were dropped", "share", Unit::share, {{"moe.dropped", "dropped"}}},
+      {"dropped",
+       "Choices of experts that were dropped",
+       "share",
+       ValueUnit::share,
+       {{"moe.dropped", "dropped"}}},
       {"routers",
        "Losses of routers",
        "without factors",
-       Unit::plain,
+       ValueUnit::plain,
        {{"moe.balance_loss", "balance"}, {"moe.z_loss", "z-loss"}}},
-      {"fp8", "Lost in FP8", "became zero", Unit::share, {{"fp8.to_zero", "to zero"}}},
-      {"scale", "Loss scale", "", Unit::count, {{"loss_scale", "scale"}}, true}};
+      {"fp8", "Lost in FP8", "became zero", ValueUnit::share, {{"fp8.to_zero", "to zero"}}},
+      {"scale", "Loss scale", "", ValueUnit::count, {{"loss_scale", "scale"}}, true}};
   return all;
 }
 
@@ -94,7 +102,7 @@ bool tells_something(const std::vector<Point>& points, const std::string& key) {
                 : std::any_of(points.begin(), points.end(), [&](const Point& p) { return p.value != dull; });
 }
 
-Chart chart_of(const Kind& kind, const Metrics& metrics) {
+Chart chart_of(const ChartKind& kind, const Metrics& metrics) {
   Chart out{.id = kind.id, .title = kind.title, .y_label = kind.y_label};
   out.unit = kind.unit, out.logarithmic = kind.logarithmic;
   for (std::size_t i = 0; i < kind.lines.size(); ++i) {
@@ -125,7 +133,7 @@ Chart evaluated(const Metrics& metrics) {
 
 std::vector<Chart> charts_of(const Metrics& metrics) {
   std::vector<Chart> out;
-  for (const Kind& kind : kinds()) {
+  for (const ChartKind& kind : kinds()) {
     if (Chart chart = chart_of(kind, metrics); !chart.curves.empty()) out.push_back(std::move(chart));
     if (std::string(kind.id) != "accuracy") continue;
     if (Chart chart = evaluated(metrics); !chart.curves.empty()) out.push_back(std::move(chart));

@@ -33,17 +33,17 @@ struct Scale {
   double divisor = 1;
   std::string name;
 
-  static Scale of(Unit unit, double most) {
-    if (unit == Unit::share) return {0.01, "%"};
-    if (unit == Unit::milliseconds) return most < 2e3 ? Scale{1, "ms"} : Scale{1e3, "seconds"};
-    const double power = unit == Unit::bytes ? 1024 : 1000;
-    if (unit != Unit::bytes && unit != Unit::count) return {};
+  static Scale of(ValueUnit unit, double most) {
+    if (unit == ValueUnit::share) return {0.01, "%"};
+    if (unit == ValueUnit::milliseconds) return most < 2e3 ? Scale{1, "ms"} : Scale{1e3, "seconds"};
+    const double power = unit == ValueUnit::bytes ? 1024 : 1000;
+    if (unit != ValueUnit::bytes && unit != ValueUnit::count) return {};
     static constexpr const char* bytes[] = {"bytes", "KiB", "MiB", "GiB", "TiB", "PiB"};
     static constexpr const char* counts[] = {"", "thousands", "millions", "billions", "trillions", "10^15"};
     std::size_t step = 0;
     double divisor = 1;
     for (; most / divisor >= power && step + 1 < std::size(bytes); ++step) divisor *= power;
-    return {divisor, unit == Unit::bytes ? bytes[step] : counts[step]};
+    return {divisor, unit == ValueUnit::bytes ? bytes[step] : counts[step]};
   }
 };
 
@@ -107,8 +107,8 @@ Frame frame_of(const Chart& chart, std::size_t rows) {
   const double margin = range > 1e-9 * size ? 0.05 * range : size > 0 ? 0.05 * size : 1;
   const bool all_positive = out.y_low >= 0;
   out.y_low -= margin, out.y_high += margin;
-  if (all_positive && chart.unit != Unit::plain) out.y_low = std::max(out.y_low, 0.0);
-  if (chart.unit == Unit::bytes) out.y_low = 0;
+  if (all_positive && chart.unit != ValueUnit::plain) out.y_low = std::max(out.y_low, 0.0);
+  if (chart.unit == ValueUnit::bytes) out.y_low = 0;
   return out;
 }
 
@@ -329,17 +329,17 @@ std::string draw_at(const Chart& chart, double below) {
 
 }  // namespace
 
-std::string shown(double value, Unit unit) {
+std::string shown(double value, ValueUnit unit) {
   switch (unit) {
-    case Unit::bytes:
+    case ValueUnit::bytes:
       return engine::human_bytes(static_cast<std::uint64_t>(std::max(0.0, value)));
-    case Unit::count:
+    case ValueUnit::count:
       return engine::human_count(value);
-    case Unit::milliseconds:
+    case ValueUnit::milliseconds:
       return value < 1e3 ? number(value, "%.3g") + " ms" : number(value / 1e3, "%.3g") + " s";
-    case Unit::share:
+    case ValueUnit::share:
       return number(100 * value, "%.3g") + '%';
-    case Unit::plain:
+    case ValueUnit::plain:
       break;
   }
   const double size = std::abs(value);

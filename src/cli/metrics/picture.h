@@ -10,10 +10,10 @@
 
 namespace sherd::cli {
 
-enum class Unit { plain, bytes, count, milliseconds, share };
+enum class ValueUnit { plain, bytes, count, milliseconds, share };
 
 /// A value with a unit as people read it: "2.35", "1.50 GiB", "12.3k", "250 ms", "81.2%".
-std::string shown(double value, Unit unit = Unit::plain);
+std::string shown(double value, ValueUnit unit = ValueUnit::plain);
 
 /// One curve of a chart.
 struct Curve {
@@ -35,7 +35,7 @@ struct Chart {
   std::string id, title, y_label;
   std::string x_label = "optimizer step";
   std::vector<Curve> curves{};
-  Unit unit = Unit::plain;
+  ValueUnit unit = ValueUnit::plain;
   std::vector<std::string> remarks{};  ///< entries of the legend that have no curve
   bool whole_x = true;                 ///< x has whole numbers alone
   bool logarithmic = false;            ///< y, where all values are positive and far apart

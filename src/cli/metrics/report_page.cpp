@@ -54,20 +54,20 @@ Facts summary_of(const Metrics& metrics) {
     out.emplace_back(name, cat(shown(points.back().value), ", lowest ", shown(best.value), at_step(best)));
   }
   constexpr std::size_t newest = 100;
-  const auto add = [&](const char* key, const char* name, Unit unit, const char* after = "") {
+  const auto add = [&](const char* key, const char* name, ValueUnit unit, const char* after = "") {
     if (const std::vector<Point>& points = metrics.of(key); !points.empty())
       out.emplace_back(name, shown(median_of_last(points, newest), unit) + after);
   };
   if (const std::vector<Point>& tokens = metrics.of("tokens"); !tokens.empty() && tokens.back().value > 0)
     out.emplace_back("Tokens", engine::human_count(tokens.back().value));
-  add("tokens_per_s", "Tokens per second", Unit::count, " (median of the last steps)");
-  add("step_ms", "Time of a step", Unit::milliseconds, " (median of the last steps)");
-  add("mfu", "MFU", Unit::share, " (median of the last steps)");
+  add("tokens_per_s", "Tokens per second", ValueUnit::count, " (median of the last steps)");
+  add("step_ms", "Time of a step", ValueUnit::milliseconds, " (median of the last steps)");
+  add("mfu", "MFU", ValueUnit::share, " (median of the last steps)");
   for (const auto& [key, name] : {std::pair("mem.device_peak", "Device memory"),
                                   {"mem.host_peak", "Host memory"},
                                   {"mem.nvme_peak", "NVMe"}})
     if (const std::vector<Point>& points = metrics.of(key); !points.empty() && points.back().value > 0)
-      out.emplace_back(name, shown(points.back().value, Unit::bytes) + " at the peak, of rank 0");
+      out.emplace_back(name, shown(points.back().value, ValueUnit::bytes) + " at the peak, of rank 0");
   if (const std::vector<Point>& skipped = metrics.of("skipped"); !skipped.empty()) {
     const auto count =
         std::count_if(skipped.begin(), skipped.end(), [](const Point& p) { return p.value > 0; });
@@ -93,9 +93,10 @@ std::string experts_of(const std::string& last_line) {
       if (tokens.empty() || sum <= 0) continue;
       const auto [least, most] = std::minmax_element(tokens.begin(), tokens.end());
       out += cat("<tr><th scope=\"row\">", escaped_html(moe["layers"][i].get<std::string>()), "</th>");
-      for (const std::string& cell : {shown(*least / sum, Unit::share), shown(*most / sum, Unit::share),
-                                      shown(moe.at("imbalance").at(i).get<double>()),
-                                      shown(moe.at("dropped").at(i).get<double>(), Unit::share)})
+      for (const std::string& cell :
+           {shown(*least / sum, ValueUnit::share), shown(*most / sum, ValueUnit::share),
+            shown(moe.at("imbalance").at(i).get<double>()),
+            shown(moe.at("dropped").at(i).get<double>(), ValueUnit::share)})
         out += cat("<td>", cell, "</td>");
       out += "</tr>\n";
     }

@@ -11,8 +11,8 @@ namespace sherd::cli {
 namespace {
 
 using engine::StepTime;
-using planning::Layout;
 using planning::Plan;
+using planning::PlanLayout;
 using tensor::KernelFamily;
 using OrderedJson = nlohmann::ordered_json;
 
@@ -27,7 +27,7 @@ std::string percent(double share) {
   return engine::printed("%.1f %%", 100 * share);
 }
 
-int data_of(const Layout& layout) {
+int data_of(const PlanLayout& layout) {
   return layout.ranks / (layout.tensor * layout.context * layout.pipeline);
 }
 
@@ -140,7 +140,7 @@ std::string train_line(const std::string& config, int ranks) {
   return cat("sherd train --config ", config, " --ranks ", ranks);
 }
 
-std::vector<std::string> layout_cells(const Layout& layout) {
+std::vector<std::string> layout_cells(const PlanLayout& layout) {
   return {cat(layout.text(data_of(layout)), layout.optimizer_on_host ? ", optimizer on the host" : ""),
           std::to_string(layout.micro_batch), std::to_string(layout.stage),
           recomputes[static_cast<int>(layout.recompute)]};

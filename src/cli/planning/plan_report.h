@@ -23,7 +23,7 @@ struct PlanReport {
 /// The command that trains a plan on the ranks of one machine, or as a launcher starts it on all.
 std::string train_line(const std::string& config, int ranks);
 /// Cells of a table: the layout, its micro-batch, ZeRO stage and recompute.
-std::vector<std::string> layout_cells(const planning::Layout& layout);
+std::vector<std::string> layout_cells(const planning::PlanLayout& layout);
 
 std::string text_of(const PlanReport& report);
 /// One JSON object: bytes and seconds as numbers.

@@ -37,7 +37,7 @@ std::string partition_of(const Value& value) {
   const std::string& text = value.text();
   if (!text.starts_with(type)) return partitions[value.choice(partitions)];
   try {
-    std::ignore = Pattern(text.substr(type.size()));
+    std::ignore = CaselessPattern(text.substr(type.size()));
   } catch (const Error&) {
     value.error(value.node.brief(),
                 " holds no regular expression after \"type:\"; write one that the classes ",

@@ -235,24 +235,24 @@ Node write_scheduler(const Config& config) {
 }
 
 /// How long a schedule that ends rises, when it ends, and at what rate.
-struct Course {
+struct ScheduleEnd {
   std::int64_t warmup = 0, total = 0;
   std::string last;
 };
 
-struct CourseOf {
-  Course operator()(const Warmup& s) const {
+struct ScheduleEndOf {
+  ScheduleEnd operator()(const Warmup& s) const {
     return {s.warmup_num_steps, s.total_num_steps, cat(s.warmup_min_lr)};
   }
-  Course operator()(const WarmupCosine& s) const {
+  ScheduleEnd operator()(const WarmupCosine& s) const {
     return {s.warmup_num_steps, s.total_num_steps, cat(s.cos_min_ratio, " of the optimizer's")};
   }
-  Course operator()(const TrainerSchedule& s) const {
+  ScheduleEnd operator()(const TrainerSchedule& s) const {
     if (s.shape == RateShape::constant_with_warmup) return {};
     return {s.warmup_num_steps, s.total_num_steps, "0"};
   }
   template <class Other>
-  Course operator()(const Other&) const {
+  ScheduleEnd operator()(const Other&) const {
     return {};
   }
 };
@@ -260,7 +260,7 @@ struct CourseOf {
 }  // namespace
 
 void note_short_schedule(const Config& config, Context& context) {
-  const Course course = std::visit(CourseOf(), config.scheduler);
+  const ScheduleEnd course = std::visit(ScheduleEndOf(), config.scheduler);
   if (course.total == 0) return;
   if (course.total < course.warmup)
     context.note("scheduler",

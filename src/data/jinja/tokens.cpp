@@ -21,9 +21,9 @@ bool is_space(char c) {
   return c == ' ' || c == '\t' || c == '\n' || c == '\r' || c == '\f' || c == '\v';
 }
 
-class Cutter {
+class Lexer {
  public:
-  explicit Cutter(std::string_view text) {
+  explicit Lexer(std::string_view text) {
     for (std::size_t i = 0; i < text.size(); ++i) {
       if (text[i] == '\r' && i + 1 < text.size() && text[i + 1] == '\n') continue;
       text_ += text[i] == '\r' ? '\n' : text[i];
@@ -236,7 +236,7 @@ class Cutter {
 }  // namespace
 
 std::vector<Token> tokens_of(std::string_view text) {
-  return Cutter(text).cut();
+  return Lexer(text).cut();
 }
 
 }  // namespace sherd::data::jinja

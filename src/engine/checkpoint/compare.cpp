@@ -53,7 +53,7 @@ struct Found {
 };
 
 /// Sums of squares of weights.
-struct Ways {
+struct SquareSums {
   double errors = 0, moves = 0;
 };
 
@@ -119,7 +119,7 @@ class Comparer {
 
   const std::vector<std::string>& names() const { return names_; }
   const std::vector<Found>& found() const { return found_; }
-  const Ways& ways() const { return ways_; }
+  const SquareSums& squares() const { return squares_; }
   /// Tensors that the checkpoint lacks.
   const std::vector<std::string>& lacking() const { return lacking_; }
 
@@ -158,7 +158,7 @@ class Comparer {
                        std::span(to.data<float>(), static_cast<std::size_t>(to.numel())));
   }
 
-  /// Adds to the ways that weights went since `before`.
+  /// Adds the squares of how far weights went since `before`.
   void follow(const std::string& parameter, const tensor::Slice& slice, std::int64_t local,
               const Tensor& then, const Tensor& now) {
     const Tensor old = chunk(then.numel(), DType::f32);
@@ -166,7 +166,7 @@ class Comparer {
     for (std::int64_t i = 0; i < then.numel(); ++i) {
       const double saved = then.data<float>()[i], error = now.data<float>()[i] - saved,
                    move = saved - old.data<float>()[i];
-      ways_.errors += error * error, ways_.moves += move * move;
+      squares_.errors += error * error, squares_.moves += move * move;
     }
   }
 
@@ -176,13 +176,13 @@ class Comparer {
   std::vector<std::string> names_, lacking_;
   std::map<std::string, std::size_t> places_;
   std::vector<Found> found_;
-  Ways ways_;
+  SquareSums squares_;
 };
 
 /// A rank's totals, as they travel.
 struct Totals {
   std::int64_t elements = 0, differing = 0, others = 0, first = 0;
-  Ways ways;
+  SquareSums squares;
 };
 
 template <class Value>
@@ -280,20 +280,20 @@ Comparison Checkpoints::compare(const CheckpointReader& reader, const Checkpoint
     Totals totals;
     for (const Found& found : mine.found())
       totals.elements += found.elements, totals.differing += found.differing;
-    totals.others = std::ssize(out.others), totals.ways = mine.ways();
+    totals.others = std::ssize(out.others), totals.squares = mine.squares();
     totals.first = std::ranges::find_if(mine.found(), [](const Found& f) { return f.differing > 0; }) -
                    mine.found().begin();
     return totals;
   });
-  Ways ways;
+  SquareSums squares;
   std::int64_t first = std::ssize(mine.names());
   for (const Totals& rank : all) {
     out.elements += rank.elements, out.differing_elements += rank.differing;
     out.differing_others += rank.others;
     first = std::min(first, rank.first);
-    ways.errors += rank.ways.errors, ways.moves += rank.ways.moves;
+    squares.errors += rank.squares.errors, squares.moves += rank.squares.moves;
   }
-  if (before) out.weights_error = ways.errors == 0 ? 0 : std::sqrt(ways.errors / ways.moves);
+  if (before) out.weights_error = squares.errors == 0 ? 0 : std::sqrt(squares.errors / squares.moves);
   count_tensors(ranks, engine_.device(), mine, out);
   if (const std::int64_t more = std::ssize(mine.names()) - out.tensors; more > 0) {
     out.others.push_back(cat("the checkpoint has ", counted(more, "tensor"), " that training does not keep"));

@@ -145,7 +145,7 @@ void read_mean(const CheckpointReader& reader, const std::vector<std::string>& s
 std::set<std::string> require_states(const CheckpointReader& reader, const sharding::ShardedModel& model,
                                      Kinds kinds) {
   std::set<std::string> out;
-  for_each_piece(model, kinds, Extent::read,
+  for_each_piece(model, kinds, PieceUse::read,
                  [&](const SavedState& state, const autograd::Parameter& parameter, const Piece& piece) {
                    for (const std::string& kind : sources_of(reader, state, parameter.name))
                      out.merge(reader.require_state(
@@ -159,7 +159,7 @@ void read_states(const CheckpointReader& reader, const sharding::ShardedModel& m
                  device::Device& device) {
   bool warned = false;
   for_each_piece(
-      model, kinds, Extent::read,
+      model, kinds, PieceUse::read,
       [&](const SavedState& state, const autograd::Parameter& parameter, const Piece& piece) {
         const tensor::Slice slice = parameter.logical_slice();
         const std::vector<std::string> sources = sources_of(reader, state, parameter.name);
@@ -184,7 +184,7 @@ void read_states(const CheckpointReader& reader, const sharding::ShardedModel& m
 }
 
 void read_weights(nn::WeightSource& source, const sharding::ShardedModel& model, device::Device& device) {
-  for_each_piece(model, Kinds::weights, Extent::read,
+  for_each_piece(model, Kinds::weights, PieceUse::read,
                  [&](const SavedState& state, const autograd::Parameter& parameter, const Piece& piece) {
                    if (!source.has(parameter.name)) return;
                    const tensor::Slice slice = parameter.logical_slice();

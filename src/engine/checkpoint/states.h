@@ -58,16 +58,16 @@ enum class Kinds : std::uint8_t {
 std::vector<SavedState> saved_states(sharding::Segment& segment, Kinds kinds);
 
 /// A rank's work on its states: it writes its share of each, and reads all that it holds.
-enum class Extent : std::uint8_t { written, read };
+enum class PieceUse : std::uint8_t { written, read };
 
 /// Calls visit(state, parameter, piece) for the rank's part of the states of `kinds`.
 template <class Visit>
-void for_each_piece(const sharding::ShardedModel& model, Kinds kinds, Extent extent, const Visit& visit) {
+void for_each_piece(const sharding::ShardedModel& model, Kinds kinds, PieceUse extent, const Visit& visit) {
   for (const auto& unit : model.units())
     for (const auto& segment : unit->segments())
       for (const SavedState& state : saved_states(*segment, kinds)) {
         const tensor::Range range =
-            extent == Extent::written ? state.written : tensor::Range{state.begin, state.end};
+            extent == PieceUse::written ? state.written : tensor::Range{state.begin, state.end};
         for (const sharding::Piece& piece : segment->layout().pieces(range.begin, range.end))
           visit(state, *segment->layout().parameters()[piece.slot], piece);
       }

@@ -14,7 +14,7 @@ using tensor::Tensor;
 
 void for_each_tensor(const sharding::ShardedModel& model, FilePart part,
                      const std::function<void(FileTensor, const SavedState&, const Piece&)>& visit) {
-  for_each_piece(model, Kinds::all, Extent::written,
+  for_each_piece(model, Kinds::all, PieceUse::written,
                  [&](const SavedState& state, const autograd::Parameter& parameter, const Piece& piece) {
                    if ((state.kind == "frozen") != (part == FilePart::frozen)) return;
                    const std::string kind = state.over_replicas == optim::OverReplicas::own

@@ -89,7 +89,7 @@ std::int64_t parameters_of(const std::vector<std::shared_ptr<nn::Module>>& modul
 }
 
 std::vector<std::int64_t> matching_parts(nn::LayeredModel& model, const std::string& pattern) {
-  const Pattern wanted(pattern);
+  const CaselessPattern wanted(pattern);
   std::vector<std::int64_t> out;
   std::set<std::string> classes;
   for (std::size_t part = 0; part < model.parts(); ++part) {

@@ -19,10 +19,16 @@ namespace fs = std::filesystem;
 namespace {
 
 // Field numbers of tensorflow/core/util/event.proto and framework/summary.proto.
-enum Event : std::uint32_t { wall_time = 1, event_step = 2, file_version = 3, summary = 5, session_log = 7 };
-enum Summary : std::uint32_t { summary_value = 1 };
-enum Value : std::uint32_t { tag = 1, simple_value = 2 };
-enum SessionLog : std::uint32_t { status = 1 };
+enum EventField : std::uint32_t {
+  wall_time = 1,
+  event_step = 2,
+  file_version = 3,
+  summary = 5,
+  session_log = 7
+};
+enum SummaryField : std::uint32_t { summary_value = 1 };
+enum ValueField : std::uint32_t { tag = 1, simple_value = 2 };
+enum SessionLogField : std::uint32_t { status = 1 };
 constexpr std::uint64_t session_start = 1;
 // Wire types of protobuf.
 enum Wire : std::uint32_t { varint = 0, fixed64 = 1, bytes = 2, fixed32 = 5 };

@@ -119,22 +119,22 @@ std::string PrometheusText::text() const {
 
 // ---- a file ----
 
-MetricsFile::MetricsFile(std::filesystem::path path, double every_seconds)
+MetricsTextfile::MetricsTextfile(std::filesystem::path path, double every_seconds)
     : path_(std::move(path)), every_seconds_(every_seconds), next_(Deadline::after_seconds(every_seconds)) {
   write_file_atomically(path_, metrics_.text());
 }
 
-MetricsFile::~MetricsFile() {
+MetricsTextfile::~MetricsTextfile() {
   if (is_behind_) write();
 }
 
-void MetricsFile::tell(const StepMetrics& step) {
+void MetricsTextfile::tell(const StepMetrics& step) {
   metrics_.add(step);
   is_behind_ = true;
   if (next_.passed()) write();
 }
 
-void MetricsFile::write() {
+void MetricsTextfile::write() {
   next_ = Deadline::after_seconds(every_seconds_);
   is_behind_ = false;
   try {

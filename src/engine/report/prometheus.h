@@ -39,13 +39,13 @@ class PrometheusText {
 
 /// Keeps that text in a file, for node_exporter's textfile collector: with the first step `every_seconds`
 /// after the last time, and at its end, whole or not at all. Once it is there, what fails is a warning.
-class MetricsFile {
+class MetricsTextfile {
  public:
   /// Writes it at once, without a step. Throws Error{io}.
-  explicit MetricsFile(std::filesystem::path path, double every_seconds = 5);
-  ~MetricsFile();
-  MetricsFile(const MetricsFile&) = delete;
-  MetricsFile& operator=(const MetricsFile&) = delete;
+  explicit MetricsTextfile(std::filesystem::path path, double every_seconds = 5);
+  ~MetricsTextfile();
+  MetricsTextfile(const MetricsTextfile&) = delete;
+  MetricsTextfile& operator=(const MetricsTextfile&) = delete;
 
   /// A step has been made.
   void tell(const StepMetrics& step);

@@ -33,14 +33,14 @@ struct GateValue {
   C value, slope;
 };
 /// The factor beside the gate: up itself.
-struct UpAsItIs {
+struct PlainUp {
   template <class C>
   __device__ static GateValue<C> up(C u) {
     return {u, C{1}};
   }
 };
 template <class S>
-struct SiluGate : UpAsItIs {
+struct SiluGate : PlainUp {
   template <class C>
   __device__ GateValue<C> operator()(C u) const {
     const SigmoidValue<C> s = sigmoid<S>(u);
@@ -49,7 +49,7 @@ struct SiluGate : UpAsItIs {
 };
 // ½(1 + tanh u) is the logistic function of 2u, which keeps the small tail's relative accuracy.
 template <class S>
-struct GeluTanhGate : UpAsItIs {
+struct GeluTanhGate : PlainUp {
   template <class C>
   __device__ GateValue<C> operator()(C u) const {
     const C square = u * u;
@@ -61,7 +61,7 @@ struct GeluTanhGate : UpAsItIs {
   }
 };
 template <class S>
-struct GeluErfGate : UpAsItIs {
+struct GeluErfGate : PlainUp {
   template <class C>
   __device__ GateValue<C> operator()(C u) const {
     const NormalValue<C> d = normal<S>(u);

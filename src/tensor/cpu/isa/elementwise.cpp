@@ -42,11 +42,11 @@ struct Gate {
   F value, slope;
 };
 /// The factor beside the gate: up itself.
-struct UpAsItIs {
+struct PlainUp {
   SHERD_INLINE static Gate up(F u) { return {u, all(1.0f)}; }
 };
 template <class S>
-struct Silu : UpAsItIs {
+struct Silu : PlainUp {
   SHERD_INLINE static Gate both(F u) {
     const Sigmoid s = sigmoid<S>(u);
     return {u * s.value, s.value + u * s.slope};
@@ -54,7 +54,7 @@ struct Silu : UpAsItIs {
 };
 // ½(1 + tanh u) is the logistic function of 2u, which keeps the small tail's relative accuracy.
 template <class S>
-struct GeluTanh : UpAsItIs {
+struct GeluTanh : PlainUp {
   SHERD_INLINE static Gate both(F u) {
     const F square = u * u;
     const Sigmoid s = sigmoid<S>(2.0f * gelu_a * (u + gelu_b * (square * u)));
@@ -64,7 +64,7 @@ struct GeluTanh : UpAsItIs {
     return {u * s.value, s.value + bend};
   }
 };
-struct GeluErf : UpAsItIs {
+struct GeluErf : PlainUp {
   SHERD_INLINE static Gate both(F u) {
     const Normal d = normal(u);
     return {u * d.cdf, d.cdf + u * d.density};

@@ -20,9 +20,9 @@
 namespace sherd::tensor::SHERD_CUDA {
 namespace {
 
+using cudnn::ExecutionPlan;
 using cudnn::GraphSlice;
 using cudnn::OperationGraph;
-using cudnn::Plan;
 using Count = std::int64_t;
 
 /// The library that cuDNN compiles its attention with. It looks for it by name alone, and finds what is
@@ -58,7 +58,7 @@ class CudnnGpu {
   std::size_t version() const { return version_; }
 
   /// The plan, or none where the library has no kernel; said once for every shape.
-  const Plan* find(const PlanKey& key) {
+  const ExecutionPlan* find(const PlanKey& key) {
     const auto make = [&] {
       const device::cuda::OnGpu on(ordinal_);
       const cudnnDataType_t type = key.dtype == DType::bf16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_HALF;
@@ -66,7 +66,7 @@ class CudnnGpu {
                                  ? cudnn::backward_graph(key.slice, type, key.causal, key.deterministic)
                                  : cudnn::forward_graph(key.slice, type, key.causal);
       std::lock_guard lock(mutex_);
-      return std::make_unique<Plan>(handle_, std::move(graph), key.deterministic);
+      return std::make_unique<ExecutionPlan>(handle_, std::move(graph), key.deterministic);
     };
     return plans_.find(key, make, [&](const Error& error) {
       log_warning("attention", key.backward ? "'s gradient" : "", " for heads of ", key.slice.dim,
@@ -77,8 +77,8 @@ class CudnnGpu {
   }
 
   /// Runs a plan on `stream`, on whichever thread hands work over.
-  void run(const Plan& plan, const std::vector<Count>& ids, const std::vector<void*>& memory, void* workspace,
-           cudaStream_t stream) {
+  void run(const ExecutionPlan& plan, const std::vector<Count>& ids, const std::vector<void*>& memory,
+           void* workspace, cudaStream_t stream) {
     std::lock_guard lock(mutex_);
     cudnn::check(cudnnSetStream(handle_, stream), "take a stream");
     plan.run(handle_, ids, memory, workspace);
@@ -107,7 +107,7 @@ class CudnnGpu {
   std::string no_compiler_;  ///< why NVRTC is not loaded
   std::mutex mutex_;         // the handle serves one thread at a time
   cudnnHandle_t handle_ = nullptr;
-  cudnn::PlanCache<PlanKey, Plan> plans_;
+  cudnn::PlanCache<PlanKey, ExecutionPlan> plans_;
 };
 
 class CudnnAttention final : public AttentionLibrary {
@@ -142,7 +142,7 @@ class CudnnAttention final : public AttentionLibrary {
 
   /// How a call is cut: `key` says what one run of the library takes.
   struct BatchCut {
-    const Plan* whole = nullptr;  ///< none: the library has no kernel
+    const ExecutionPlan* whole = nullptr;  ///< none: the library has no kernel
     PlanKey key{};
     Count batch = 0;  ///< sequences of the whole slice
     bool regrouped = false;
@@ -174,7 +174,7 @@ class CudnnAttention final : public AttentionLibrary {
     const GraphSlice& s = cut.key.slice;
     PlanKey last = cut.key;
     last.slice.batch = (cut.batch - 1) % s.batch + 1;
-    const Plan* rest = last == cut.key ? cut.whole : gpu_->find(last);
+    const ExecutionPlan* rest = last == cut.key ? cut.whole : gpu_->find(last);
     if (!cut.whole || !rest || !cudnn::stays_aligned(e, s)) return false;
     // Parts run one after the other on the stream, so they share what they work in.
     const Count regrouped = cut.regrouped ? s.batch * e.seq * e.width() * 2 : 0;
@@ -220,8 +220,8 @@ class CudnnAttention final : public AttentionLibrary {
   };
 
   /// `count` sequences, or groups, of the call.
-  void run_part(const AttentionCall& call, const BatchCut& cut, const Plan& plan, const Offsets& from,
-                const RunMemory& work, Count count) {
+  void run_part(const AttentionCall& call, const BatchCut& cut, const ExecutionPlan& plan,
+                const Offsets& from, const RunMemory& work, Count count) {
     const AttentionExtents& e = call.extents;
     const bool backward = cut.key.backward;
     constexpr Count element = 2;
@@ -255,7 +255,7 @@ class CudnnAttention final : public AttentionLibrary {
       regroup_heads(target_, e, work.gradient.raw(), gradient, count * e.seq, true);
   }
 
-  void queue(const Plan& plan, Arguments arguments, bool causal, bool backward) {
+  void queue(const ExecutionPlan& plan, Arguments arguments, bool causal, bool backward) {
     std::vector<void*> at = arguments.memory;
     at.push_back(arguments.workspace);
     at.push_back(reinterpret_cast<void*>(std::uintptr_t{std::bit_cast<std::uint32_t>(arguments.scale)}));

@@ -190,7 +190,7 @@ bool wavers(const Descriptor& configuration) {
 
 }  // namespace
 
-Plan::Plan(cudnnHandle_t handle, OperationGraph graph, bool deterministic)
+ExecutionPlan::ExecutionPlan(cudnnHandle_t handle, OperationGraph graph, bool deterministic)
     : parts_(std::move(graph)), graph_(graph_of(handle, parts_)) {
   for (const auto mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK})
     for (const Descriptor& configuration : proposals(graph_, mode))
@@ -198,7 +198,7 @@ Plan::Plan(cudnnHandle_t handle, OperationGraph graph, bool deterministic)
   fail(ErrorKind::io, "cuDNN has no ", deterministic ? "repeatable " : "", "kernel for this graph");
 }
 
-bool Plan::build(cudnnHandle_t handle, const Descriptor& configuration, bool deterministic) {
+bool ExecutionPlan::build(cudnnHandle_t handle, const Descriptor& configuration, bool deterministic) {
   if (deterministic && wavers(configuration)) return false;
   auto plan = std::make_unique<Descriptor>(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
   plan->set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, handle);
@@ -213,8 +213,8 @@ bool Plan::build(cudnnHandle_t handle, const Descriptor& configuration, bool det
   return true;
 }
 
-void Plan::run(cudnnHandle_t handle, const std::vector<std::int64_t>& ids, const std::vector<void*>& memory,
-               void* workspace) const {
+void ExecutionPlan::run(cudnnHandle_t handle, const std::vector<std::int64_t>& ids,
+                        const std::vector<void*>& memory, void* workspace) const {
   Descriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
   const auto count = static_cast<std::int64_t>(ids.size());
   pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, ids.data());

@@ -94,11 +94,11 @@ class OperationGraph {
 };
 
 /// A graph made executable for the current device.
-class Plan {
+class ExecutionPlan {
  public:
   /// The first configuration that cuDNN proposes and can build; with `deterministic`, among those whose
   /// results repeat. Throws Error{io} where there is none.
-  Plan(cudnnContext* handle, OperationGraph graph, bool deterministic);
+  ExecutionPlan(cudnnContext* handle, OperationGraph graph, bool deterministic);
   std::size_t workspace() const { return workspace_; }
   /// Queues it: memory by id.
   void run(cudnnContext* handle, const std::vector<std::int64_t>& ids, const std::vector<void*>& memory,

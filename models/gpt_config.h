@@ -40,8 +40,8 @@ struct GptConfig : config::Model {
   std::optional<tensor::Rotary> rotary(std::int64_t layer) const;
   /// The function that the feed-forward part's first product ends with; none where it has a gate.
   tensor::Activation fused_activation() const;
-  /// That of a feed-forward part whose activation is relu, which follows the product: 1, or 2 where it is
-  /// squared (So et al. 2021, "Primer"). 0: it is another.
+  /// The power of relu where that is the activation of the feed-forward part, behind the product: 1, or 2
+  /// where it is squared (So et al. 2021, "Primer"). 0: the activation is another.
   int relu_power() const {
     return activation == config::FfnActivation::relu ? 1 : activation == config::FfnActivation::relu2 ? 2 : 0;
   }

@@ -101,14 +101,14 @@ class TransformerBlock : public nn::Layer {
  private:
   /// The block's parts, on rows of its own.
   Var run_parts(Tape& tape, const Var& x, const Var& source);
-  /// x plus what a part makes of it, with its norms.
+  /// x plus the output of a part for it, with the part's norms.
   Var added(Tape& tape, parallel::Bottlenecks::BlockPart part, const Var& x);
   /// x plus what a part made of it, and what an adapter makes of that.
   Var joined(Tape& tape, parallel::Bottlenecks::BlockPart part, const Var& x, const Var& y,
              nn::Dropout& dropout);
 
   parallel::Layout layout_;
-  double multiplier_;  ///< of what parts add
+  double multiplier_;  ///< factor of the parts' outputs
   bool norms_sums_;    ///< the norms behind parts stand behind the sums
   std::shared_ptr<nn::Layer> norm_1_, norm_2_, post_norm_1_, post_norm_2_;  ///< null: none there
   std::shared_ptr<nn::Layer> attention_, mlp_;

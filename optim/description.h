@@ -59,10 +59,10 @@ struct Description {
 /// "momentum_buffer", plain SGD nothing.
 Description describe(const Hyper& hyper);
 
-/// Whether it measures parameters before it updates them (Phase::parameter_norms).
+/// Whether the rule measures parameters before it updates them (Phase::parameter_norms).
 bool measures(const Description& rule);
 
-/// Whether behind its freeze_step it measures as it takes momentum (Phase::refresh).
+/// Whether the rule measures while it takes momentum, behind its freeze_step (Phase::refresh).
 bool refreshes(const Description& rule);
 
 /// Whether it takes whole matrices (Phase::whole_parameters).
@@ -71,13 +71,12 @@ bool takes_matrices(const Description& rule);
 /// Whether it keeps states in blocks that share a scale.
 bool has_codes(const Description& rule);
 
-/// By what a rule has others of its parameters updated that it does not take itself: AdamW beside Muon and
-/// 8-bit AdamW. None: it takes all.
+/// The rule of parameters that a rule does not update itself: AdamW beside Muon and 8-bit AdamW. None: it
+/// updates all.
 std::optional<Hyper> beside(const Hyper& hyper);
 
-/// By what the step of a logical parameter is multiplied, from the norms that measure() finds (0 and more):
-/// of the weight, and of what the rule measures. `matrix`: it has two dimensions or more. 1 for rules that do
-/// not measure.
+/// The factor of a logical parameter's step, from the norms that measure() finds (0 and more): of the weight,
+/// and of what the rule measures. `matrix`: it has two dimensions or more. 1 for rules that do not measure.
 double trust_ratio(const Hyper& hyper, double weight, double measured, bool matrix);
 
 }  // namespace sherd::optim

@@ -34,12 +34,12 @@ class FiniteCheck {
   device::Event done_;      ///< behind all that was given to a GPU
 };
 
-/// As update() of update_rule.h for each of the spans, leaving word in `check`. Those on a GPU share kernels:
-/// one for every 32 that differ in nothing but memory, decay and rounding.
+/// Runs update() of update_rule.h for each of the spans; `check` tells later whether all results are finite.
+/// Spans on a GPU share kernels: one for every 32 that differ in nothing but memory, decay and rounding.
 void update(std::span<const SpanUpdate> spans, const Hyper& hyper, std::int64_t step, device::Device& device,
             FiniteCheck& check);
 
-/// As that of split_master.h.
+/// The same as split_master() of split_master.h.
 void split_master(const float* master, void* high, std::uint16_t* low, std::int64_t n,
                   device::Device& device);
 /// Rounds fp32 masters to `dtype`: bf16 to nearest with ties away from zero, fp16 to nearest even, fp32 as

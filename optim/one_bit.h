@@ -46,8 +46,8 @@ struct SentMomentum {
   int replicas = 0;
 };
 
-/// That, added up by the one that serves the run: error ← error + mean over replicas of ±scale, in their
-/// order; `result`: its signs. Adds the squares to `squares`.
+/// Adds up a run that replicas have sent, on the replica that serves it: error ← error + mean over replicas
+/// of ±scale, in their order; `result`: the signs of that. Adds its squares to `squares`.
 void average_momentum(const SentMomentum& sent, float* error, std::uint64_t* result, std::int64_t n,
                       Arena& arena, tensor::ExactSum& squares, CpuIsa isa = cpu_isa());
 void average_momentum(const SentMomentum& sent, float* error, std::uint64_t* result, std::int64_t n,

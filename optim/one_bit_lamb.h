@@ -22,10 +22,10 @@ struct TrustMemory {
 /// already are dropped: the variance moves on without them.
 void remember(const Hyper& hyper, double trust, TrustMemory& memory);
 
-/// Behind it: mean·f, the trust ratio of this step. From the norms of m/(√v + eps) and of that + wd·p, ρ =
-/// min(1, their quotient), and the largest (√v + eps)/(√w + eps), w the fresh variance, f = ratio·ρ + 1 − ρ,
-/// within [factor_min, factor_max] and factor_threshold of the one before. Where there is no mean, as all
-/// trust ratios were 1, it is 1.
+/// Behind freeze_step: mean·f, the trust ratio of this step. From the norms of m/(√v + eps) and of that +
+/// wd·p, ρ = min(1, their quotient), and the largest (√v + eps)/(√w + eps), w the fresh variance, f = ratio·ρ
+/// + 1 − ρ, within [factor_min, factor_max] and factor_threshold of the one before. The trust ratio is 1
+/// where there is no mean, as all before were 1.
 double frozen_trust(const Hyper& hyper, double direction, double update, double ratio, TrustMemory& memory);
 
 /// The pass that takes the momentum of the step, in place, refreshes the variance, and adds to `sums` what

@@ -29,7 +29,7 @@ struct Instruction {
     release,             ///< micro_batch −1
     receive_activation,  ///< the chunk's input begins to come from the stage before
     forward,             ///< runs the chunk on the micro-batch
-    send_activation,     ///< its output begins to go to the stage behind
+    send_activation,     ///< the chunk's output begins to go to the stage behind
     share_loss,          ///< ranks tell each other the losses of the step; nobody waits for it yet
     begin_update,        ///< states begin to come; from here on a parameter may change once its gradients are
                          ///< complete

@@ -31,7 +31,7 @@ std::string name_of(const BlockParameters& block, nn::Module& model);
 /// Holds every parameter of the model: two that store one parameter would overwrite each other's.
 class Claim {
  public:
-  /// Throws Error{usage}, and holds nothing, where somebody else holds one of them.
+  /// Throws Error{usage}, and holds nothing, where another claim holds one of the parameters.
   explicit Claim(const nn::Module* model);
   ~Claim() { release(); }
   Claim(const Claim&) = delete;

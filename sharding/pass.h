@@ -34,7 +34,7 @@ class Pass {
 
   /// The tape on which the model runs; outside of a pass without recording, for generation for example.
   autograd::Tape& tape() { return tape_; }
-  /// It has begun, and neither ended nor been abandoned.
+  /// Whether the pass has begun, and neither ended nor been abandoned.
   bool under_way() const { return under_way_; }
   /// The micro-batch is the last before an update.
   bool last() const { return last_; }

@@ -12,7 +12,7 @@ namespace sherd::sharding {
 /// Whether each rank of the data-parallel group holds all of a state, or its shard.
 enum class Spread : std::uint8_t { replicated, sharded };
 
-/// Where one kind of model state lives on a rank, and as what.
+/// Where one kind of model state lies on a rank, and with which dtype.
 struct Placement {
   Spread spread = Spread::replicated;
   device::Tier tier = device::Tier::device;

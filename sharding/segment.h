@@ -28,7 +28,7 @@ struct SegmentKey {
   bool persistent = false;  ///< stays gathered although parameters are sharded (param_persistence_threshold)
   RankGroups groups;
   int rule = 0;  ///< which of ShardingOptions::rules updates them
-  /// In blocks of this format they stay as they are, and the full ones come and go; `compute`: no blocks.
+  /// The format of blocks in which parameters are kept; their full values come and go. `compute`: no blocks.
   StoredFormat format = StoredFormat::compute;
   bool fp8 = false;  ///< are gathered in FP8 (units/fp8_weights.h)
   bool in_blocks() const { return format != StoredFormat::compute; }
@@ -55,8 +55,8 @@ class Segment {
   device::Device& device() const { return kernels_.device(); }
   tensor::Kernels& kernels() const { return kernels_; }
   const SegmentLayout& layout() const { return layout_; }
-  /// The full parameters come and go: this rank keeps its shard (over one rank, all) outside of what modules
-  /// see.
+  /// Whether full parameters come and go: this rank keeps its shard (over one rank, all) in memory that
+  /// modules do not see.
   bool parameters_sharded() const { return parameters_sharded_; }
   /// The dtype in which modules see them. parameters() has the same, but uint8 where SegmentKey::in_blocks().
   DType compute_dtype() const { return compute_dtype_; }
@@ -65,11 +65,11 @@ class Segment {
   std::int64_t stored(std::int64_t element) const {
     return key_.in_blocks() ? tensor::stored_bytes(key_.format, element) : element;
   }
-  /// Each micro-batch's gradients are formed from zero and folded onto the lasting ones, which hold this
-  /// rank's shard of the sum; else backward accumulates where they last, and what it summed is reduced at the
+  /// Whether each micro-batch's gradients begin at zero and are folded onto the lasting ones, which hold this
+  /// rank's shard of the sum; else backward accumulates into the lasting ones, which are reduced at the
   /// boundary.
   bool folds_gradients() const { return folds_gradients_; }
-  /// From so many sources come a micro-batch's gradients, to be folded apart; see RankGroups::sources.
+  /// The number of sources of a micro-batch's gradients, which are folded apart (RankGroups::sources).
   int sources() const { return folds_gradients_ ? key_.groups.sources : 1; }
   /// Backward cannot write where gradients last: they are a shard, or lie off the device.
   bool gradients_staged() const { return gradients_staged_; }
@@ -98,8 +98,8 @@ class Segment {
   StateBuffer& masters() { return masters_; }
   /// Replicas may exchange momentum in place of gradients: some of states() are not held by all of them.
   bool can_exchange_momentum() const;
-  /// The part of the update range of which this replica holds what one of them does (optim::OverReplicas):
-  /// elements of the same number for each replica, a multiple of 64, as far as there are any.
+  /// The part of the update range that this replica serves, of states that one replica holds
+  /// (optim::OverReplicas): as many elements for each replica, a multiple of 64, as far as there are any.
   Range served() const;
   /// Gradients of the step under way are summed over the shard group alone, as replicas exchange momentum.
   void keep_own_gradients(bool own) { own_gradients_only_ = own; }
@@ -141,8 +141,8 @@ class Segment {
   void attach_values(const Tensor& full);
   void detach_values();
   /// Points the trainable parameters' gradients into `full`: of one source, or of all of them, one after the
-  /// other. With `fold`, operations may fold theirs, rounded so, into the lasting ones; `onto` what these
-  /// hold (autograd::GradientSum).
+  /// other. With `fold`, operations may fold their gradients, rounded to it, into the lasting ones; `onto`:
+  /// onto the sum that these hold (autograd::GradientSum).
   void attach_gradients(const Tensor& full, std::optional<DType> fold = {}, bool onto = false);
   /// Zeroes what no operation wrote, and clears the parameters' gradients. Returns the ranges whose gradients
   /// are where they were attached: all but those that operations have folded.

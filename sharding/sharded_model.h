@@ -113,7 +113,7 @@ class ShardedModel {
   std::int64_t persistent_elements() const { return persistent_elements_; }
   /// How many parts the whole nn::LayeredModel has; other models have one.
   std::size_t parts() const { return layered_ ? layered_->parts() : 1; }
-  /// This rank computes all of these parts.
+  /// Whether this rank computes all of these parts.
   bool has_parts(const Chunk& parts) const;
   /// The units whose parameters these parts of this rank use, in the order of units().
   std::vector<Unit*> units_of(const Chunk& parts) const;
@@ -131,8 +131,8 @@ class ShardedModel {
   void begin_list(std::span<const Instruction> gathers = {}, std::span<const Chunk> chunks = {});
   /// All passes have ended; whatever is gathered and not leased is dropped.
   void end_list();
-  /// Behind the last pass of a step: its gradients are summed over all ranks that share them. Collective,
-  /// over the stages of a pipeline too.
+  /// Called behind the last pass of a step: returns when its gradients are summed over all ranks that share
+  /// them. Collective, over the stages of a pipeline too.
   void finish_gradients() { gradients_.finish(); }
   /// Throws Error{usage} while somebody holds a lease on gathered parameters: an update would not reach that
   /// copy, and the coming passes would compute with it.
@@ -163,7 +163,8 @@ class ShardedModel {
   void end_changes(std::span<Unit* const> units);
   bool changes() const { return residency_.changes(); }
   void abandon_changes() noexcept { residency_.abandon_changes(); }
-  /// All parameters have other values than before, frozen ones too: they were loaded. Collective.
+  /// Called when all parameters, frozen ones too, have other values than before, as after loading.
+  /// Collective.
   void values_changed() { residency_.forget_scales(false); }
 
   /// Lets go of what passes or a step that an exception ended have left: leases of blocks, gathered

@@ -68,8 +68,8 @@ struct StateSources {
   offload::Store* optimizer_store = nullptr;  ///< for masters and moments on NVMe
   /// All ranks that hold parts of the model, over which norms are summed. Null: those of groups.shard.
   comm::Communicator* model_ranks = nullptr;
-  /// For models whose parameters are spread over different ranks (what tensor ranks cut and what they all
-  /// hold; experts); null: all as `groups`.
+  /// The groups of each parameter, for models whose parameters lie on different ranks (those that tensor
+  /// ranks cut, those that all hold, experts'); null: `groups` for all.
   std::function<RankGroups(const autograd::Parameter&)> groups_of = nullptr;
 };
 
@@ -87,7 +87,7 @@ class StateBuffer {
   StateBuffer(device::Device& device, offload::Store& store, std::string name, std::int64_t begin,
               std::int64_t numel, DType dtype, device::Category category, std::uint64_t padding_bytes);
   StateBuffer(StateBuffer&&) noexcept = default;
-  /// To an empty one alone: what this held would go before its padding.
+  /// Only an empty buffer may be assigned to: memory that it held would be freed before its padding.
   StateBuffer& operator=(StateBuffer&&) noexcept = default;
 
   explicit operator bool() const { return device_ != nullptr; }

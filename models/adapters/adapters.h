@@ -39,14 +39,14 @@ std::shared_ptr<parallel::Prompts> make_prompts(const GptConfig& config, const p
 struct TrainedTokens {
   std::shared_ptr<parallel::TokenRows> of_table, of_head;
 };
-/// With one table for both, both have one parameter.
+/// Makes the rows of both; where table and head are tied, they are one parameter.
 TrainedTokens make_token_rows(const GptConfig& config, const parallel::Layout& layout);
 
 /// Width of p-tuning's network.
 std::int64_t encoder_width(const GptConfig& config);
 
-/// A model's weights, of which some come from `base` and those of adapters from `adapter`; null: it has none,
-/// and they keep the values that they were drawn with. Both must outlive it.
+/// A model's weights: those of adapters come from `adapter`, all others from `base`. With `adapter` null,
+/// adapters keep the values that they were drawn with. Both must outlive it.
 class WithAdapter : public nn::ForwardedWeights {
  public:
   /// `saved`: parameters of the model itself that the adapter's files have, too (saved_parameters()).
@@ -86,7 +86,7 @@ class MergedWeights : public nn::WeightSource {
   nn::WeightSource& source_;
   GptConfig config_;
   device::Device& device_;
-  std::unique_ptr<Layer> layer_;                     ///< whose parameter was asked for last
+  std::unique_ptr<Layer> layer_;                     ///< the layer whose parameter was asked for last
   std::pair<std::string, std::vector<float>> rows_;  ///< trained rows of the table that was asked for last
 };
 

@@ -17,7 +17,7 @@ namespace sherd::models {
 /// Gpt's layers have them, and kept: as much memory as the adapter takes in fp32.
 class InitialProducts {
  public:
-  /// `base`: the model's weights, which must outlive it. `device`: whose memory it reads through.
+  /// `base`: the model's weights, which must outlive it. `device`: its memory buffers what is read.
   InitialProducts(nn::WeightSource& base, const GptConfig& config, device::Device& device)
       : base_(base),
         config_(config.resolved()),
@@ -35,7 +35,7 @@ class InitialProducts {
   nn::WeightSource& base_;
   GptConfig config_;
   device::Device& device_;
-  std::shared_ptr<device::Device> processor_;  ///< which takes weights apart
+  std::shared_ptr<device::Device> processor_;  ///< a CPU device, which decomposes weights
   std::map<std::string, Layer> layers_;
 };
 
@@ -44,7 +44,7 @@ class InitialProducts {
 /// nothing else.
 class InitialAdapter : public nn::WeightSource {
  public:
-  /// `config`: the model with its adapter. `device`: whose memory it reads through. `base` and `products`
+  /// `config`: the model with its adapter. `device`: its memory buffers what is read. `base` and `products`
   /// (null: there are none) must outlive it.
   InitialAdapter(nn::WeightSource& base, const GptConfig& config, device::Device& device,
                  InitialProducts* products = nullptr)
@@ -68,15 +68,15 @@ class InitialAdapter : public nn::WeightSource {
   std::vector<float> values_;  ///< all of it
 };
 
-/// An adapter that began as a part of the weights, as one beside the weights as the model has them: of twice
-/// the rank, [A; A₀] and [B, -B₀] (PEFT's path_initial_model_for_weight_conversion).
+/// An adapter that began as a part of the weights (PiSSA, OLoRA), rewritten as plain LoRA beside the model's
+/// own weights: of twice the rank, [A; A₀] and [B, -B₀] (PEFT's path_initial_model_for_weight_conversion).
 class PlainLora : public nn::WeightSource {
  public:
-  /// `adapter`: the model's, and all else that is asked for; `products`: what it began as. Both must outlive
-  /// it.
+  /// `adapter`: the model's adapter, and all other weights that are asked for; `products`: the products as
+  /// which the adapter began. Both must outlive it.
   PlainLora(nn::WeightSource& adapter, InitialProducts& products, device::Device& device)
       : adapter_(adapter), products_(products), device_(device) {}
-  /// That adapter's keys.
+  /// The keys of the plain LoRA that stands for `adapter`.
   static config::Adapter keys(const config::Adapter& adapter);
   void check(const std::vector<nn::ParameterPtr>&) const override {}
   void read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,

@@ -11,8 +11,8 @@ namespace sherd::models {
 struct LayerProducts {
   std::vector<float> a, b;  ///< lora_A: `rank` rows of each target behind each other; lora_B: the rows of all
   std::int64_t rank = 0, columns = 0;
-  /// For each row of the weight: which row of `b` it has (of IA³ which factor, of DoRA which magnitude), and
-  /// which target's `a`; -1: none.
+  /// For each row of the weight, the index of its row of `b` (for IA³ its factor, for DoRA its magnitude),
+  /// and of the target whose `a` it takes; -1: none.
   std::vector<std::int64_t> row_of, target_of;
 
   /// Sets all but `a` and `b`; gives the number of rows that `b` is to have.

@@ -60,7 +60,8 @@ struct TensorNames {
   std::string head = "lm_head", head_dense = "", head_norm = "", head_bias = "";
   std::string classifier = "";    ///< of labels
   std::string rewards = "score";  ///< of a decoder's
-  /// In the place of head_dense, with the prefix; what follows it where texts come in pairs, without.
+  /// BERT's pooler, in the place of head_dense, with the prefix; and without it the layer behind the pooler
+  /// that scores pairs of texts.
   std::string pooler = "", sentence_head = "";
   std::vector<std::string> copies{};  ///< tables that files may have too, and which must be that of `tokens`
   /// The beginnings of names of tensors that files may have and the model does not.
@@ -89,9 +90,9 @@ struct Gguf {
 struct Family {
   const char* name;                           ///< model_type; one of config::family_names()
   const char* architecture;                   ///< the class of transformers
-  const char* sequence_classifier = nullptr;  ///< that of the family's models that classify texts
-  const char* token_classifier = nullptr;     ///< and their tokens
-  const char* pretraining = nullptr;          ///< that learns pairs of texts
+  const char* sequence_classifier = nullptr;  ///< the class for models that classify texts
+  const char* token_classifier = nullptr;     ///< the class for models that classify tokens
+  const char* pretraining = nullptr;          ///< the class for models that learn pairs of texts
   /// The class of models with that head; empty: there is none.
   std::string class_of(config::Head head) const;
   /// Changes the family's defaults in a configuration to those of its class, for keys that a config.json

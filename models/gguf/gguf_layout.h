@@ -13,14 +13,14 @@ namespace sherd::models {
 /// A parameter of Gpt as tensors of a GGUF file, of which experts' are parts that lie behind each other
 /// (PublishedTensor::stacked). Rows of no run are not in the file.
 struct GgufParameter : PublishedParameter {
-  double shift = 0, factor = 1;  ///< what is written is factor·(value + shift)
+  double shift = 0, factor = 1;  ///< files hold factor·(value + shift)
   bool decay = false;            ///< or -exp(value)
-  /// Column i is that one of the parameter's; empty: as they are.
+  /// Column i of the tensor is column column_of[i] of the parameter; empty: columns keep their places.
   std::vector<std::int64_t> column_of = {};
 };
 
-/// Where the parameters of Gpt are in GGUF files. Names here are the same for all families, as are those of
-/// Gpt's parameters; what a family's files have otherwise, Family::gguf says. Pure.
+/// Where the parameters of Gpt are in GGUF files. All families have the same names there; Family::gguf tells
+/// how a family's files differ. Pure.
 class GgufLayout {
  public:
   /// Throws Error{config} naming what of the model llama.cpp does not compute.
@@ -36,7 +36,7 @@ class GgufLayout {
   /// rank readers multiply. Throws Error{config} for a layer whose products these files cannot have.
   std::vector<GgufParameter> of_adapter(const std::string& layer, const std::string& kind,
                                         double alpha) const;
-  /// Where the correction biases of a layer's router are, by its path.
+  /// The name of the tensor with the correction biases of the router at `path`.
   static std::string correction_bias(const std::string& path);
   /// Tensors that readers keep in fp32, as llama.cpp's own files do.
   static bool stays_wide(const GgufSpec& tensor);

@@ -21,17 +21,17 @@ struct GgufPreTokenizer {
   const char* name;
   bool ignores_merges;  ///< a word that is a token is that token, whatever merges make of it
 };
-/// That of a sequence of steps, "split REGEX", "digits" (each by itself), "words" (GPT-2's); nullptr: none.
-/// `ignores_merges`: which of two is preferred.
+/// The pre-tokenizer that does a sequence of steps: "split REGEX", "digits" (each by itself), "words"
+/// (GPT-2's); nullptr: llama.cpp has none. `ignores_merges`: which one is preferred where two do.
 const GgufPreTokenizer* pre_tokenizer_of(const std::vector<std::string>& steps, bool ignores_merges);
 
 /// A token that merges do not make of its letters, though it is no token of `added`; empty: they make all.
 std::string token_beyond_merges(const TokenIds& ids, const TokenMerges& merges,
                                 const std::unordered_set<std::string>& added);
 
-/// Ranks by which merging the two neighbours that together are the token of the lowest rank does what the
-/// merges do, as SentencePiece's scores do; nothing where there are none. `odd`: the first token for which
-/// there are none.
+/// Ranks of tokens that stand for the merges: where the two neighbours that together are the token of the
+/// lowest rank are merged first, as by SentencePiece's scores, the results are those of the merges. Nothing
+/// where no ranks do that; `odd` is then the first token that has none.
 std::optional<TokenIds> ranks_of_pieces(const TokenIds& ids, const TokenMerges& merges,
                                         const std::unordered_set<std::string>& added, std::string& odd);
 

@@ -38,7 +38,8 @@ std::string listed(const std::vector<std::string>& names);
 bool is_called(const std::string& module, const std::string& name);
 /// The number of the block that a module's name has, and what is behind it; -1: there is none.
 std::pair<std::int64_t, std::string> numbered(const std::string& module);
-/// Without the block's number, and that of the block's part where these have some (T5): "SelfAttention.q".
+/// A module's name without the number of the block, and of the block's part where parts have one (T5):
+/// "SelfAttention.q".
 std::string short_name(const std::string& module);
 /// Whether that is a target's name: an end of the module's, all of it, or a regular expression for it.
 bool is_target_of(const std::string& module, const std::string& target);

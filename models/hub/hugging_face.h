@@ -14,10 +14,10 @@ struct PublishedTensor {
   std::string name;
   tensor::Shape shape;      ///< as it is published
   bool transposed = false;  ///< its columns are rows of the parameter (GPT-2's matrices)
-  /// It is number `place` of so many, all of that shape, which one tensor of a file stacks; 0: it is the
-  /// whole of one.
+  /// A tensor of a file may stack `stacked` tensors of that shape, of which this one is number `place`; 0: it
+  /// is a whole one.
   std::int64_t place = 0, stacked = 0;
-  /// How that tensor has them, of shape [a, b].
+  /// How a tensor of a file stacks those of shape [a, b].
   enum class Stack : std::uint8_t {
     tensors,  ///< [stacked, a, b]
     rows,     ///< [stacked·a, b], one behind the other
@@ -26,9 +26,9 @@ struct PublishedTensor {
   Stack stack = Stack::tensors;
 
   tensor::Shape in_file() const;
-  /// Its elements are apart from each other there.
+  /// Whether its elements lie apart from each other in the file.
   bool takes_turns() const { return stacked > 0 && stack == Stack::columns; }
-  /// Where it begins there, in elements, where these are not apart.
+  /// Its first element in the file's tensor, where its elements lie together.
   std::int64_t first() const { return place * shape.numel(); }
 };
 
@@ -93,12 +93,12 @@ class HuggingFaceLayout {
  private:
   const TensorNames& names() const { return family_->names; }
   std::string plain_head() const {
-    return (config_.gives_rewards()  ? names().rewards
-            : config_.classifies() ? names().classifier
-                                   : names().head) +
+    return (config_.gives_rewards() ? names().rewards
+            : config_.classifies()  ? names().classifier
+                                    : names().head) +
            ".weight";
   }
-  /// Without what is in front of all names.
+  /// The place of a parameter by names without the prefix of all.
   PublishedParameter plainly_published(const std::string& parameter) const;
   /// The part in front of names in a block: "model.layers.0.".
   std::string at_block(const std::string& block) const;

@@ -44,7 +44,7 @@ class HuggingFaceWeights : public nn::WeightSource {
   tensor::SafetensorsFolder files_;
   HuggingFaceLayout layout_;
   bool has_states_;        ///< the files are a model's, not an adapter's
-  std::string text_part_;  ///< what begins names of the part for text, where files have others too
+  std::string text_part_;  ///< the beginning of the text part's names, where files have other parts too
   bool prefixed_ = false;
   std::string table_is_head_;  ///< the published table's name, where the files have the head in its place
   std::unique_ptr<LowBitMatrix> low_bits_;  ///< the last matrix that was asked for; null: it is in none

@@ -30,7 +30,7 @@ inline std::int64_t parts_of(std::int64_t extent, std::int64_t part) {
 /// "[2, 3]".
 std::string shape_of(const tensor::SafetensorsEntry& entry);
 
-/// Such a matrix of a folder.
+/// A matrix of a folder in one of these forms.
 class LowBitMatrix {
  public:
   virtual ~LowBitMatrix() = default;
@@ -40,7 +40,7 @@ class LowBitMatrix {
     std::set<std::string>& expected;  ///< names of tensors that belong to the model
     std::vector<std::string>&missing, &misshapen, &types;
   };
-  /// Adds the matrix's tensors, and what of them is not as `as` would have it.
+  /// Adds the matrix's tensors to `expected`, and to the other lists those that do not fit `as`.
   virtual void check(const PublishedTensor& as, const Findings& findings) const = 0;
   /// Values from element `first` of `as` on, its rows being outputs; check() found nothing.
   virtual void read(const PublishedTensor& as, std::int64_t first, std::span<float> to) = 0;

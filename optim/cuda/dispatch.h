@@ -23,8 +23,8 @@ void split_on_gpu(device::Device& device, const float* master, void* high, std::
                   std::int64_t n);
 void join_on_gpu(device::Device& device, const void* high, const std::uint16_t* low, float* master,
                  std::int64_t n);
-/// Where refresh_variance() puts what it measures: for each element, and the largest ratio, to be begun with
-/// 0.
+/// The memory that refresh_variance() writes its measurements to: one for each element, and the largest
+/// ratio, which must begin as 0.
 struct RefreshResults {
   float *directions, *updates, *ratio;
 };

@@ -80,7 +80,7 @@ struct OneBitTable {
   /// One pass of OneBitAdam, given as its struct, by agreed momentum; a chunk's `grad` is its signs, its
   /// `factor` the scale.
   Extremes (*update[master_count])(const SpanChunk&, const void* rule, float* error, float settled);
-  /// With gradients, by their type; with signs. Returns the largest ratio.
+  /// Refreshes the variance from gradients, by their type, or from agreed signs. Returns the largest ratio.
   float (*refresh[grad_count])(const FrozenLamb& rule, const FrozenRun&);
   float (*refresh_agreed)(const FrozenLamb& rule, const FrozenRun&);
 };

@@ -14,7 +14,7 @@ namespace sherd::sharding {
 /// segment: one comes, one is added to, one goes. Used from the rank's thread.
 class GradientTraffic {
  public:
-  /// A GPU, or a meta device that stands for one, for which it takes the same memory.
+  /// `device`: a GPU, or a meta device in its place, on which this takes the same memory.
   explicit GradientTraffic(device::Device& device);
   /// Joins.
   ~GradientTraffic();
@@ -34,7 +34,7 @@ class GradientTraffic {
   struct StagingBuffer {
     Tensor memory;
     device::Event idle;       ///< when its last user is done with it
-    std::int64_t opened = 0;  ///< by which of all calls of open()
+    std::int64_t opened = 0;  ///< the number of the call of open() that took it
     bool lent = false, sent = false;
   };
   StagingBuffer& free_buffer(std::int64_t numel, DType dtype);

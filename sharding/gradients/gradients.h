@@ -56,14 +56,15 @@ class Gradients {
   enum class Written : std::uint8_t { nowhere, apart, by_source, folded };
   /// One segment's gradients while a micro-batch writes them.
   struct Open {
-    /// Where backward writes, each source's by itself unless operations fold them; null: where they last.
+    /// The memory that backward writes to, for each source apart unless operations fold; null: the lasting
+    /// gradients.
     std::shared_ptr<const Tensor> full;
     std::shared_ptr<const Tensor> sum;  ///< goes back where gradients leave a GPU, else null; may be `full`
     bool onto = false;                  ///< the step has a sum already
     std::optional<DType> fold;          ///< operations may fold theirs, rounded so, into where they last;
                                         ///< of several sources they do
-    /// By parameter, as it is to be when this memory is theirs; empty where it stays as it is, for passes
-    /// share the memory.
+    /// The state of each parameter's gradient while it has this memory; empty where passes share the memory,
+    /// so that states stay as they are.
     std::vector<Written> written;
     bool shared = false;
     std::int64_t turn = 0;  ///< its number among all that were opened for the segment in this step
@@ -71,8 +72,9 @@ class Gradients {
   };
   /// Memory for this micro-batch's gradients; what has to be formed apart comes from `pool`.
   Open open(Segment& segment, ExchangePool& pool);
-  /// They are complete: sends them off, but for what operations have folded: `apart` are the others. `last`:
-  /// nothing is added to the segment's any more in this step, with which ranks and replicas agree on the sum.
+  /// Sends off a segment's gradients, which are complete, but for those that operations have folded: `apart`
+  /// are the ranges of the others. `last`: no gradient is added to the segment's any more in this step, and
+  /// ranks and replicas agree on the sum.
   void close(Segment& segment, Open open, bool last, std::span<const Segment::Range> apart);
   /// Returns when all that was closed has been summed over the shard groups. Waits for no replicas, which may
   /// be stages of a pipeline, and elsewhere in their step. Collective.

@@ -25,7 +25,7 @@ struct ReducerOptions {
   std::int64_t bucket_elements = 500'000'000;
   bool overlap = false;  ///< on the communicator's thread; how many at a time: Turns
   Reduction reduction = Reduction::ordered;
-  bool compare_replicas = false;  ///< they compare what they have exchanged as a step finishes
+  bool compare_replicas = false;  ///< replicas compare what they have exchanged as a step finishes
 };
 
 /// Sends finished gradients off in buckets while backward goes on: folds each segment onto its shard of the
@@ -119,11 +119,11 @@ class Reducer {
   };
   /// A bucket on its way.
   struct Bucket {
-    bool last = true;                     ///< all of its items are
-    comm::Communicator* shard = nullptr;  ///< over which it is summed
+    bool last = true;                     ///< all of its items are the last of their step
+    comm::Communicator* shard = nullptr;  ///< the ranks over which it is summed
     std::vector<BucketPart> parts;
     Tensor end;                      ///< travels behind the last bucket, in a bucket without parts
-    std::vector<Segment*> complete;  ///< whose last part this is
+    std::vector<Segment*> complete;  ///< segments whose last part is in it
     std::string label;
     std::vector<comm::Work> incoming, results, outgoing;  ///< between replicas
     std::vector<BySource> by_source;                      ///< on their way to those who fold them

@@ -27,10 +27,10 @@ struct Turn {
   bool operator==(const Turn&) const = default;
 };
 
-/// When a reducer deals with which bucket: how many others were launched behind it, and nothing of the
-/// moment. All ranks of a shard group, and all replicas, launch the same buckets at the same points of their
-/// programs. Then no two of them wait for each other, whatever else the ranks of one replica exchange
-/// meanwhile, and in however many reducers:
+/// Decides when a reducer deals with a bucket: by how many others were launched behind it, and by nothing
+/// that depends on timing. All ranks of a shard group, and all replicas, launch the same buckets at the same
+/// points of their programs. Then no two of them wait for each other, whatever else the ranks of one replica
+/// exchange meanwhile, and in however many reducers:
 /// - replica r takes up a bucket r launches later, and passes it on one launch behind that (with `overlap`;
 ///   else at once), which is when the next one takes it up: it waits for a call that the replica before
 ///   makes at the same point, or has made;
@@ -41,7 +41,7 @@ struct Turn {
 class Turns {
  public:
   explicit Turns(const TurnShape& shape);
-  /// One more bucket is on its way: what is done before anything else.
+  /// Counts one more launched bucket; returns the turns that come before anything else.
   std::vector<Turn> launch();
   /// All that is left to do.
   std::vector<Turn> drain();

@@ -58,12 +58,12 @@ struct HeadCall {
 /// The arguments, checked as vocab_cross_entropy() says.
 HeadCall checked_head(const Var& x, const VocabHead& of, const Tensor& labels, const Layout& layout);
 
-/// All tokens of this context rank, from its part of the stream.
+/// Begins to gather all tokens of this context rank from its part of the stream.
 Exchange begin_inner(tensor::Kernels& kernels, const HeadCall& head, const Tensor& x, bool async);
 /// The same at once, as [rows, hidden].
 Tensor inner_rows(tensor::Kernels& kernels, const HeadCall& head, const Tensor& x);
-/// The sum over tensor ranks of what each finds as the gradient of all tokens, as that of its part of the
-/// stream. It runs beside what comes next.
+/// Begins to sum dx, the gradients of all tokens, over tensor ranks; the result is the gradient of this
+/// rank's part of the stream. It runs beside what comes next.
 Exchange begin_stream_gradient(tensor::Kernels& kernels, const HeadCall& head, const Tensor& dx);
 
 /// The logits of rows x [n, hidden], of this rank's part of the vocabulary.
@@ -95,10 +95,10 @@ struct TrainedBackward {
   Shape shape;
   std::vector<autograd::SpreadRows> runs;
 
-  /// Adds what their columns' gradients give to that of x.
+  /// Adds to dx the part of x's gradient that comes from the rows, by their columns' gradients.
   void add_to(tensor::Kernels& kernels, const Tensor& all, const std::vector<Tensor>& columns,
               const Tensor& dx) const;
-  /// Their own gradient, by all tokens x.
+  /// Writes the rows' own gradient, by all tokens x.
   void write(tensor::Kernels& kernels, const std::vector<Tensor>& columns, const Tensor& x, const Tensor& to,
              bool add) const;
 };

@@ -21,7 +21,8 @@ class FrozenMemory {
   std::size_t bytes() const { return used_; }
   /// Undefined while it counts.
   Tensor take(std::int64_t numel, DType dtype);
-  /// So many elements are not in memory at once that Frozen::read() gives; and the most of all of them.
+  /// Notes that Frozen::read() will give so many elements that are not in memory; most_read() is the largest
+  /// of these numbers.
   void note_reading(std::int64_t elements) { most_read_ = std::max(most_read_, elements); }
   std::int64_t most_read() const { return most_read_; }
 

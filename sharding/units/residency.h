@@ -54,12 +54,12 @@ class Residency {
   /// Instead of begin(): a list of instructions follows, which says itself what is gathered ahead and when it
   /// goes. `order`: its gathers, by index of unit.
   void begin_list(const std::vector<int>& order);
-  /// In a list: starts to gather the unit, unless that is there, or on its way.
+  /// An instruction of a list: starts to gather the unit, unless it is there, or on its way.
   void gather_ahead(Unit& unit);
   /// A unit on demand is going to be leased, behind those announced before: what stores it begins to read it,
   /// and it is gathered while the one before is in use.
   void announce(Unit& unit);
-  /// In a list: a unit on demand stays once it has been gathered, until this is taken back.
+  /// An instruction of a list: a unit on demand stays once it has been gathered, until this is taken back.
   void let_stay(Unit& unit, bool stays);
   /// Ends a pass that an exception left open: nothing is gathered or read ahead any more but what somebody
   /// leases.

@@ -75,11 +75,11 @@ class Unit {
   /// where somebody holds these.
   Lease gather(bool exact = false) { return {*this, exact}; }
   bool leased() const { return leases_ > 0; }
-  /// An update is going to change its parameters, or does so: nobody may gather them before its end, at the
-  /// same point of the program on all ranks.
+  /// Whether an update is going to change its parameters, or does so: nobody may gather them before its end,
+  /// at the same point of the program on all ranks.
   bool outdated() const { return outdated_; }
-  /// On this rank alone: none of an outdated unit's stored parameters has changed yet; all its parameters
-  /// have, and what stores them reads the new ones.
+  /// Of an outdated unit, on this rank alone: whether none of its stored parameters has changed yet; whether
+  /// all have, and their stores read the new ones.
   bool unchanged() const { return outdated_ && !touched_; }
   bool changed() const { return segments_to_change_ == 0; }
 

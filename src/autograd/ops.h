@@ -104,13 +104,13 @@ struct SpreadRows {
   std::int64_t from, to, count;
   std::int64_t column;
 };
-/// How a matrix of `rows` rows and `blocks` blocks of another one's columns is made of that one's rows, each
-/// of which goes to one place at most.
+/// A matrix made of another one's rows: it has `rows` rows, and `blocks` blocks of as many columns as the
+/// other. Each row of the other goes to one place at most.
 struct RowSpread {
   std::vector<SpreadRows> runs;
   std::int64_t rows = 0, blocks = 1;
 
-  /// It is that one itself.
+  /// Whether the matrix is the other one itself.
   bool as_it_is() const { return rows == 0; }
 };
 /// The matrix that has these rows of x, and `elsewhere` in all other elements. x: [r, c]; the result: [rows,

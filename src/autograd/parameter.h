@@ -40,8 +40,8 @@ struct Packing {
   /// that packs them. Together they are all indices up to some one; those behind are padding, which nothing
   /// reads. Empty: it is one tensor, without padding.
   std::vector<std::vector<tensor::Range>> tensors;
-  /// They are published as one (GPT-2's c_attn), of which norms are taken as a whole. Optimizers of whole
-  /// matrices (Muon) take each by itself.
+  /// Whether the tensors are published as one (GPT-2's c_attn), whose norm is taken as a whole. Optimizers of
+  /// whole matrices (Muon) take each by itself.
   bool published_as_one = false;
 };
 
@@ -50,15 +50,15 @@ struct Fp8Layer;  // autograd/linear_products.h
 /// A parameter's values in few bits (tensor/formats/stored_format.h).
 struct StoredValue {
   tensor::Tensor blocks;     ///< uint8
-  DType dtype = DType::f32;  ///< of the values that are made of them
+  DType dtype = DType::f32;  ///< of the values that are made of the blocks
 };
 
 /// One trainable or frozen tensor of a model, declared by a module and stored by whoever shards it.
 ///
 /// Modules share one Parameter to tie weights. `value` is defined only while somebody holds a lease on the
 /// parameter's unit (sharding/units/unit.h), of one that is kept in few bits `in_blocks` is in its place, and
-/// Var::value() makes it for as long as somebody reads; `grad` only while the unit collects gradients. Touched by the
-/// owning rank's thread alone, but for `stored`.
+/// Var::value() makes it for as long as somebody reads; `grad` only while the unit collects gradients.
+/// Touched by the owning rank's thread alone, but for `stored`.
 struct Parameter {
   std::string name;     ///< full dotted path, given by Module::assign_names
   tensor::Shape shape;  ///< shape that this rank's layers compute with
@@ -77,7 +77,7 @@ struct Parameter {
 
   /// The weight of a linear layer whose products may run in FP8: neither a head's nor a router's.
   bool in_linear = false;
-  std::shared_ptr<const Fp8Layer> fp8;  ///< its layer's products do; null: they do not
+  std::shared_ptr<const Fp8Layer> fp8;  ///< how its layer's products run in FP8; null: they do not
 
   bool is_table = false;  ///< rows that tokens or positions look up
   int expert_rank = -1;   ///< which of the ranks that share out experts has it; −1: every rank
@@ -91,7 +91,7 @@ struct Parameter {
   /// first one's goes to `grad`, the others' to `source_grads`, unless all go to `grad_sum` one by one.
   int grad_sources = 1;
   std::vector<tensor::Tensor> source_grads;
-  bool sources_written = false;      ///< all of them; else what `grad` holds is the sum over sources
+  bool sources_written = false;      ///< each source's gradient is; else `grad` holds the sum over sources
   std::atomic<bool> stored = false;  ///< somebody shards it; from any thread (sharding/sharded_model.h)
 
   std::int64_t numel() const { return shape.numel(); }

@@ -128,7 +128,7 @@ class Saved {
   /// The value. Throws Error{usage} for a parameter whose unit is not gathered.
   Tensor get(Tape& tape) const;
   bool defined() const { return tensor_.defined() || parameter_ || remake_; }
-  /// It is read from a lease.
+  /// Whether the value is a parameter, which is read by way of a lease.
   bool is_parameter() const { return parameter_ != nullptr; }
 
  private:
@@ -154,7 +154,7 @@ class Scope {
   virtual void post_backward(Tape& tape) = 0;
   /// Weight gradients that backward has put off are about to be computed.
   virtual void pre_weight_gradients(Tape& tape) = 0;
-  /// So are the gradients of its parameters, put off or not.
+  /// The gradients of the block's parameters are there, too, put off or not.
   virtual void gradients_complete(Tape& tape) = 0;
 };
 
@@ -299,8 +299,8 @@ class Tape {
   /// Computes the weight gradients that backward has put off, of one block; false once nothing is left.
   bool continue_weight_gradients();
 
-  /// A value that operations of a pass share, of the device, which `make` gives once a pass: `what` says all
-  /// that it depends on, first of all which kind of value it is.
+  /// A tensor of the device that operations of a pass share, and that `make` makes once a pass. `what`: the
+  /// kind of value, and then all that it depends on.
   Tensor shared_value(const std::vector<std::int64_t>& what, const std::function<Tensor()>& make);
   /// At the end of a pass that was not recorded.
   void drop_shared_values() { shared_values_.clear(); }

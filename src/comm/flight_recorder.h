@@ -83,7 +83,7 @@ class FlightRecorder {
     std::atomic<std::uint64_t> issued_{0}, finished_{0};
     std::vector<std::uint64_t> sends_, receives_;  ///< transfers, by rank of the group
   };
-  /// The first one is the world, of which this is rank `rank`.
+  /// Adds a group, in which this rank has the number `rank`. The first one is the world.
   std::shared_ptr<Group> add(std::string id, std::string name, std::vector<int> ranks, int rank);
   void set_purpose(Group& group, const std::string& purpose);
 
@@ -93,7 +93,7 @@ class FlightRecorder {
     Ticket() = default;
     void begin() const noexcept;
     void end(bool well) const noexcept;
-    /// It waits for `count` ranks of the world now, whose first ones `ranks` holds.
+    /// Records that the call now waits for `count` ranks of the world, the first of which are in `ranks`.
     void wait_for(std::span<const int> ranks, std::size_t count) const noexcept;
     void wait_for(std::span<const int> ranks) const noexcept { wait_for(ranks, ranks.size()); }
     explicit operator bool() const { return entry_ != nullptr; }

@@ -141,8 +141,8 @@ struct Adapter {
 
   /// Virtual tokens stand in front of texts.
   bool has_prompt() const { return type == AdapterType::prompt_tuning || type == AdapterType::p_tuning; }
-  /// Without it the model is what it began as: the adapter begins as nothing, and no weights of the model
-  /// train beside it.
+  /// Whether the model without the adapter is the model that it began from: the adapter begins as nothing,
+  /// and no weights of the model train beside it.
   bool can_be_switched_off() const;
   /// Tokens of each prompt; 0: there is none.
   std::int64_t virtual_tokens() const { return has_prompt() ? prompt.virtual_tokens : 0; }

@@ -50,7 +50,7 @@ struct Batch {
 /// An entry of `data.sources`.
 struct DataSource {
   std::string path;   ///< prefix of an indexed dataset (PREFIX.bin, PREFIX.idx), as `sherd prepare` wrote it
-  double weight = 0;  ///< > 0, of any sum; 0 in all of them: each has that of its tokens
+  double weight = 0;  ///< > 0, with any sum; 0 in all sources: each weighs as its tokens
   std::string task;   ///< one of training.adapter.tasks, whose prompt stands in front of its texts
   bool operator==(const DataSource&) const = default;
 };
@@ -150,7 +150,7 @@ struct Training {
   bool operator==(const Training&) const = default;
 };
 
-/// In which order the micro-batches of a step pass the parts of a model (sharding/schedule/).
+/// The order in which the micro-batches of a step pass the parts of a model (sharding/schedule/).
 enum class Schedule : std::uint8_t {
   automatic,  ///< 1f1b, or interleaved, with a pipeline; else layered where that saves traffic, or accumulate
   accumulate,  ///< one micro-batch after the other

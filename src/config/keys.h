@@ -46,7 +46,7 @@ struct KeyInfo {
   std::string instead = {};     ///< another key that may stand in the place of a required one
   bool argument = false;        ///< it is one of transformers' Trainer
   bool takes_auto = false;      ///< "auto" is for the section training to fill, or the default
-  /// Where the key does not say, its section does; where no section does: training.
+  /// The runs that the key concerns; none: those that its section does, or else training.
   std::optional<Concerns> concerns = {};
   /// Tells why a key that was given cannot matter beside the rest of the file; empty, where it can.
   std::function<std::string(const Config&)> idle = {};

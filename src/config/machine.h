@@ -42,7 +42,8 @@ struct ProductRates {
   /// The rate of products in FP8 over that of this type, by the data sheet; tiles begin and end in the same
   /// time. 1: there are none that are faster.
   double fp8 = 1;
-  /// Where there are some, they decide instead: a product has the rate of those that are like it.
+  /// Measured products, which decide in place of these numbers where there are some: a product has the rate
+  /// of those that are like it.
   std::vector<MeasuredProduct> measured{};
   AttentionRates attention{};
   bool operator==(const ProductRates&) const = default;
@@ -75,7 +76,7 @@ struct DeviceRates {
 /// Ranks that reach each other: those of a machine, of a rack, or all.
 struct Link {
   std::string name;
-  std::int64_t ranks = 0;  ///< ranks that follow each other which it joins; 0: all
+  std::int64_t ranks = 0;  ///< consecutive ranks that it joins; 0: all
   double bandwidth = 0;    ///< bytes per second that each rank sends while all send
   double latency = 0;      ///< of one message, in seconds
   /// The same for collectives that sum, where they are slower; 0: as others.
@@ -109,7 +110,7 @@ struct Machine {
   Drive drive{};
 
   bool accelerator() const { return memory > 0; }
-  /// With so many ranks on each machine: links inside of it join no more.
+  /// The same with so many ranks on each machine: links within a machine join no more than these.
   Machine with_devices(std::int64_t ranks) const;
   /// The rates with so many ranks at work on each machine: those of the nearest number that the file has.
   const DeviceRates& rates_of(std::int64_t ranks) const;

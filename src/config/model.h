@@ -65,8 +65,8 @@ struct RopeScaling {
   /// is the factor, by default max_positions over n, the original positions
   double attention_factor = 0;
   bool truncate = true;  ///< yarn: the bounds of its ramp are whole numbers
-  /// By which longrope divides the frequency of each pair of a head that turns: where seq_length is
-  /// at most the original positions, and where it is more.
+  /// longrope's divisors of the frequency of each pair of a head that turns: for a seq_length of at most the
+  /// original positions, and for a longer one.
   std::vector<double> short_factor, long_factor;
   /// Positions that the model was first trained on; llama3 and longrope: required, yarn: default
   /// max_positions.
@@ -171,14 +171,15 @@ struct Model {
   std::int64_t head_dim = 0;      ///< default hidden_size / num_heads
   /// Default 8/3·hidden_size rounded up to a multiple of 64 in families with SwiGLU, 4·hidden_size in others.
   std::int64_t ffn_hidden_size = 0;
-  /// A token sees those before it and itself; false: all of its document (an encoder). By type.
+  /// Whether a token sees itself and those before it alone; else it sees all of its document (an encoder). By
+  /// type.
   bool causal = true;
   PositionType position = PositionType::learned;  ///< by type
   double rotary_base = 10000;                     ///< > 1; rotary only
   double partial_rotary_factor = 1;               ///< (0, 1]; of a head's elements, the first ones, that turn
   RopeScaling rope_scaling;                       ///< rotary only
   std::optional<SlidingRope> sliding_rope;        ///< nothing: as in the other layers
-  /// Every so many layers one has no rotary positions (NoPE), the last of them; 0: all have.
+  /// The last of every so many layers has no rotary positions (NoPE); 0: all layers have them.
   std::int64_t no_rope_layer_interval = 0;
   /// Queries at position p are multiplied by 1 + β·ln(1 + ⌊p/n⌋), n being the positions that the model was
   /// first trained on (rope_scaling.original_max_positions, else max_positions). 0: they are not.
@@ -192,7 +193,7 @@ struct Model {
   std::int64_t relative_attention_num_buckets = 32;
   std::int64_t relative_attention_max_distance = 128;  ///< from here on all distances share the last one
   bool qk_norm = false;  ///< RMSNorm of each head of queries and keys, before rotary positions; by type
-  /// One norm of all query heads, one of all key heads; with qk_norm; by type.
+  /// Whether all query heads together have one norm, and all key heads one; with qk_norm; by type.
   bool qk_norm_all_heads = false;
   bool attention_sinks = false;  ///< a score of each head beside those of keys, whose value is 0; by type
   double attn_logit_softcapping = 0;   ///< > 0: scores s of attention become c·tanh(s/c); by type

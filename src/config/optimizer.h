@@ -27,7 +27,7 @@ enum class OptimizerType : std::uint8_t {
   adamw8bit
 };
 
-/// By what Muon's step of a matrix of so many rows and columns is multiplied.
+/// The factor of Muon's step for a matrix of so many rows and columns.
 enum class MuonScale : std::uint8_t {
   original,           ///< √max(1, rows/columns) (Jordan et al. 2024)
   match_rms_adamw,    ///< 0.2·√max(rows, columns): the size of AdamW's steps (Liu et al. 2025)

@@ -70,9 +70,9 @@ class Tokenizer {
   virtual const std::string& spec() const = 0;
 };
 
-/// Where a text of at least `most` bytes, which is cut at `most` at the latest, is cut so that its parts have
-/// the ids of the whole: in front of the last space that follows no white space, where tokenizers cut words
-/// themselves; of a text that has none in its second half, behind a line end, else between two characters.
+/// Where to cut a text of at least `most` bytes, at `most` at the latest, so that its parts have the ids of
+/// the whole: in front of the last space that follows no white space, where tokenizers cut words themselves.
+/// A text without one in its second half is cut behind a line end, else between two characters.
 std::size_t cut_before(std::string_view text, std::size_t most);
 
 /// One id per byte, and 256 for the end of a document.

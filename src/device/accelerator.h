@@ -30,7 +30,7 @@ class Accelerator : public Device {
 
   /// The maker's name for it.
   virtual std::string name() const = 0;
-  /// Its number among those of this process.
+  /// The accelerator's number among those of this process.
   virtual int ordinal() const = 0;
   virtual DeviceMemory memory() = 0;
   /// Makes it current on the calling thread (helper threads that talk to the driver themselves).

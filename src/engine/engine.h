@@ -271,8 +271,8 @@ class Engine {
   /// a warning: the local checkpoint before it stays. False where a save is under way, which goes first.
   /// Collective.
   bool save_local_checkpoint(const engine::SaveOptions& options);
-  /// As load_checkpoint(directory), or from a local checkpoint where one is newer, of which other machines
-  /// may have a part. Nothing where there is neither. Collective.
+  /// Loads as load_checkpoint(directory) does, or from a local checkpoint where one is newer, of which other
+  /// machines may have parts. Nothing where there is neither. Collective.
   std::optional<engine::LoadedCheckpoint> load_newest_checkpoint(const std::string& directory);
   /// The newest one that is whole, as all ranks know since the last step began; the same on all.
   engine::NewestLocal newest_local_checkpoint() const;
@@ -299,13 +299,13 @@ class Engine {
   const engine::StageLayout& stages() const { return stages_; }
   /// The part of the data that this rank's loaders are to give.
   data::LoaderRank loader_rank() const;
-  /// On a meta device, whose other stages are not there to tell it: what each part of the model gives. Before
-  /// the first step.
+  /// Tells an engine on a meta device, whose other stages are not there to do so, the form of each part's
+  /// output. Called before the first step.
   void assume_values(std::vector<engine::ValueForm> of_parts) { stages_.given = std::move(of_parts); }
   /// The ranks that train on different data, this one among them.
   comm::Communicator& data_ranks() const { return groups().group(comm::Axis::data); }
   device::Device& device() const;
-  /// For a second engine of this rank.
+  /// The device, for a second engine of this rank.
   const std::shared_ptr<device::Device>& shared_device() const;
   tensor::Kernels& kernels() const;
   nn::Model& module() { return *model_; }

@@ -30,8 +30,9 @@ class StopSignals {
   /// raised, too.
   static int received();
 
-  /// For the start of main(): a SIGUSR2 that comes where none of them lives does nothing, rather than end the
-  /// program, unless it is ignored or has a handler. Programs that are started from here have its default.
+  /// For the start of main(): lets a SIGUSR2 that comes while no StopSignals lives do nothing, rather than
+  /// end the program, unless it is ignored or has a handler. Programs that are started from here have its
+  /// default.
   static void let_inquiries_pass();
 
   /// While one lives, the calling thread's signals are not blocked: for functions of a program that uses

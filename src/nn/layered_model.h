@@ -4,9 +4,9 @@
 
 namespace sherd::nn {
 
-/// Where the parts of a model are that several ranks share as stages of a pipeline, and how values get from
-/// one to the next. What runs a model whole (evaluation, generation) goes through it; training sends and
-/// receives as its schedule says.
+/// The stages of a pipeline: which rank has which part of a model, and how values get from one stage to the
+/// next. Evaluation and generation, which run a model whole, go through it; training sends and receives as
+/// its schedule says.
 class Stages {
  public:
   virtual ~Stages() = default;

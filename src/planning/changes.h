@@ -41,9 +41,9 @@ class Prices {
  public:
   Prices(const Reparse& reparse, std::int64_t vocabulary, const World& world, const config::Machine& machine);
 
-  /// As a share of the step; 0 where it takes no longer, as of what no price knows: sizes of buckets, and
-  /// checkpoints. Infinite where a run would not accept the keys, and 0 for all where it does not accept the
-  /// configuration.
+  /// The time that the keys add, as a share of the step; 0 where it takes no longer, as for keys without a
+  /// price: sizes of buckets, and checkpoints. Infinite where a run would not accept the keys, and 0 for all
+  /// where it does not accept the configuration.
   double slow_down(const Keys& keys);
   /// Whether the machine's rates tell the configuration's time.
   bool known() const { return before_ != never; }

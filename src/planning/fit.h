@@ -24,7 +24,7 @@ struct World {
 /// A machine of the run, in bytes.
 struct MachineCapacity {
   std::uint64_t memory = 0;  ///< that could be taken now; 0: unknown
-  /// That files in a folder could take; 0: unknown.
+  /// The bytes that files in a folder could take; 0: unknown.
   std::function<std::uint64_t(const std::string& folder)> free_space;
   bool on_gpus = false;  ///< GPUs hold the device tier; else it is the machine's memory
   /// GPUs here, and the memory of the smallest; 0: unknown, as where a run for others is planned.

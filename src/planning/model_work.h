@@ -11,7 +11,7 @@ namespace sherd::planning {
 
 /// The configuration as it runs on a machine: on its GPUs, where it has some and no device is named.
 config::Config placed_on(const config::Machine& machine, config::Config config);
-/// That, with batch sizes resolved for so many ranks. Throws what config::resolve_batch() throws.
+/// The same, with batch sizes resolved for so many ranks. Throws what config::resolve_batch() throws.
 config::Config as_run_on(const config::Machine& machine, config::Config config, int ranks);
 
 /// The work of transformers by what decides about it: tensor, context and expert ranks, micro-batch and

@@ -73,7 +73,7 @@ struct Softmax {
 
   /// Rows that `distances` tells apart.
   std::int64_t distance_rows(std::int64_t columns) const { return distances.numel() - columns + 1; }
-  /// Where those of row i begin.
+  /// The element of `distances` that belongs to column 0 of a row.
   std::int64_t distance(std::int64_t row, std::int64_t columns) const {
     const std::int64_t rows = distance_rows(columns);
     return rows - 1 - row % rows;

@@ -17,7 +17,7 @@
 
 namespace sherd::tensor {
 
-/// Numbers of which there is one for each pair of a head; copies share them.
+/// A number for each pair of a head; copies share them.
 struct PairFactors {
   std::shared_ptr<const std::vector<double>> values;  ///< null: none
   bool operator==(const PairFactors& other) const {

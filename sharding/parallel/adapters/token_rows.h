@@ -16,7 +16,8 @@ struct TrainedRows {
 /// of all columns, or undefined.
 void put_columns(Tape& tape, const tensor::Tensor& x, const TrainedRows& of, const tensor::Tensor& bias,
                  const tensor::Tensor& scores);
-/// Takes their columns out of the scores' gradient, which is zero there then; one matrix for each run.
+/// Takes the rows' columns out of the gradient of the scores, which becomes zero there; one matrix for each
+/// run.
 std::vector<tensor::Tensor> take_columns(Tape& tape, const std::vector<autograd::SpreadRows>& runs,
                                          const tensor::Tensor& gradient);
 
@@ -38,7 +39,7 @@ class TokenRows : public LinearAdapter {
   /// zeros for those of other ranks. ids: int32 [...]; the result: [..., width]. Throws Error{data} for an id
   /// outside the vocabulary.
   Var look_up(Tape& tape, const tensor::Tensor& ids, const Var& table, std::int64_t first);
-  /// For the loss, which makes scores itself.
+  /// The rows and their places, for the loss, which computes scores itself.
   TrainedRows rows(Tape& tape) const { return {tape.parameter(rows_), runs_}; }
   void attach(const nn::ParameterPtr& weight, const nn::ParameterPtr& bias) override;
   /// Makes the scores of these rows anew from x, among the head's scores y. Not recorded: passes with

@@ -20,7 +20,7 @@ struct Exported {
   models::ExportOptions files;
   std::int64_t prompt = 0;                      ///< which one of several
   StoredFormat format = StoredFormat::compute;  ///< of linear layers' weights; compute: as the others
-  double error = 0;                             ///< what that rounded away, over what there was
+  double error = 0;                             ///< norm of what that rounded away, over the weights'
   std::optional<models::GgufType> gguf = {};    ///< a GGUF file of that type; nothing: a folder
   std::string base = {};                        ///< --base
 };

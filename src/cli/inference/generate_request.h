@@ -13,7 +13,7 @@ struct Request {
   const Inference& from;
   std::vector<std::vector<std::int32_t>> prompts;
   std::vector<std::int32_t> end_ids;  ///< each ends a text, and is not shown
-  std::vector<std::string> stops;     ///< as each of these does
+  std::vector<std::string> stops;     ///< each of these texts ends one, too
   std::int64_t max_tokens, batch;
   models::Sampling sampling;
   bool answers = false;   ///< a decoder writes behind an encoder, and does not go on with the prompt's text

@@ -39,18 +39,18 @@ struct Wishes {
   std::int64_t vocabulary = 0;  ///< written where there are no data yet to tell it; 0: it is left out
 };
 
-/// In what to compute, and why.
+/// The precision to compute in, and why.
 struct PrecisionChoice {
   std::string name;  ///< "bf16", "fp16" or "fp32"
   std::string reason;
 };
-/// By what this machine's GPU, or without one its processor, multiplies fast.
+/// The precision in which this machine's GPU, or without one its processor, multiplies fast.
 PrecisionChoice precision_of_this_machine();
 
 /// The configuration as JSON, in which keys that begin with // are notes to its readers.
 std::string starting_config(const Wishes& wishes, const PrecisionChoice& precision);
 
-/// It, with dotted keys set to values that are JSON, or else strings.
+/// The configuration, with dotted keys set to values that are JSON, or else strings.
 std::string with_keys(const std::string& config,
                       const std::vector<std::pair<std::string, std::string>>& keys);
 

@@ -43,7 +43,8 @@ struct ChildrenEnd {
 inline constexpr char report_mark = '\x02';
 
 struct ChildrenOptions {
-  /// From the failure of one on, for others to find out themselves and say so, before they are asked to end.
+  /// Seconds from the first failure on in which the others may find out and report it, before they are asked
+  /// to end.
   double grace_seconds = 30;
   /// Reads signals for the programs from standard input, as signals_by_input writes them; its end ends them.
   bool follow_input = false;

@@ -18,7 +18,7 @@ struct Launch {
   int port = 0;             ///< 0: one that is free, on one machine
   double grace_seconds = 30;
   int ranks = 0;      ///< to start, of the places that there are; the others stand by
-  int min_ranks = 0;  ///< with which the run goes on where places are lost; else it ends
+  int min_ranks = 0;  ///< the fewest with which it goes on where places are lost
   int restarts = 0;
   int restarted = 0;           ///< restarts that were, of which ranks are told
   double backoff_seconds = 2;  ///< before the first restart; twice as long before each that follows, up to 60

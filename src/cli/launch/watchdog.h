@@ -10,9 +10,10 @@
 
 namespace sherd::cli {
 
-/// A process that ends a process group once this one has ended, however that was: it sees the end of a pipe
-/// whose other end lives here alone. It is in a group of its own, so that what ends this one's spares it. It
-/// goes with the handle, before which the group's number must not be given to another.
+/// A process that ends a process group once this process has ended, in whatever way: it sees the end of a
+/// pipe whose other end this process alone holds. It has a group of its own, so that signals to this
+/// process's group spare it. It ends with the handle; until then the number of the group that it watches must
+/// not be given to another.
 class Watchdog {
  public:
   explicit Watchdog(pid_t group) {

@@ -11,7 +11,7 @@ namespace sherd::cli {
 
 struct PlotOptions {
   std::string title = "Loss";
-  /// In nats per token: what a model that knows only frequencies reaches.
+  /// The loss, in nats per token, of a model that knows only the frequencies of tokens.
   std::optional<double> unigram_entropy;
 };
 

@@ -28,7 +28,7 @@ struct RunShape {
 /// None: it has them.
 std::vector<std::string> missing_promises(const RunShape& saved, const RunShape& here);
 
-/// The same of what they compute on.
+/// The same by the machines and libraries that the runs compute on.
 std::vector<std::string> missing_promises(const engine::RunFacts& saved, const engine::RunFacts& here);
 
 }  // namespace sherd::cli

@@ -115,8 +115,8 @@ class Board final : public Health {
   template <class Done, class WaitedFor>
   void wait(WaitWord& word, const Done& done, const WaitedFor& waited);
 
-  /// While it lives this rank waits for ranks that are not on this board. Those here that wait for this one
-  /// then let it speak first at the deadline, as it knows who is missing.
+  /// While it lives this rank waits for ranks that are not on this board. Ranks of the board that wait for
+  /// this one let it report first at the deadline, as it knows which rank is missing.
   class WaitElsewhere {
    public:
     explicit WaitElsewhere(Board& board) : flag_(board.slot(board.rank_).asks_elsewhere) { flag_ = 1; }

@@ -29,7 +29,7 @@ inline constexpr std::uint64_t magic = 0x6472656873ULL << 16 | 2 << 12 | sizeof(
 
 enum class GreetingStatus : std::uint32_t { accepted, other_run, refused, all_here, connected };
 
-/// To whoever said a Hello: accepted, then all_here or refused. After `refused` come `bytes` of text, after
+/// The answer to a Hello: accepted, then all_here or refused. After `refused` come `bytes` of text, after
 /// `all_here` everybody's Hello. Ranks that have been told of all then answer rank 0 in turn, connected or
 /// refused, and are told the same of all.
 struct Answer {

@@ -87,7 +87,7 @@ class ExpressionParser {
   };
 
   Expression expression();
-  /// Without `if … else`.
+  /// An expression without `if … else`.
   Expression either();
   Expression primary();
   CallSyntax call();

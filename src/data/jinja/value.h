@@ -111,7 +111,7 @@ class Value {
   std::string json(const JsonStyle& style) const;
   /// The item of a dictionary with that key; null: none.
   const Value* find(const Value& key) const;
-  /// Its items: of a list, of a dictionary its keys, of a text its characters; none of what is undefined.
+  /// The items of a list, the keys of a dictionary, the characters of a text; none for an undefined value.
   /// Throws for others.
   List items() const;
 

@@ -13,12 +13,12 @@ namespace sherd::data {
 /// How prompts and answers lie in rows of an encoder's places and a decoder's.
 struct AnswerOptions {
   std::int64_t source = 0;  ///< places of the encoder
-  std::int64_t places = 0;  ///< of a row, the decoder's behind them
+  std::int64_t places = 0;  ///< of a row: the encoder's, then the decoder's
   std::uint64_t seed = 1234;
   bool shuffle = true;
   std::int64_t vocab_size = 0;
-  std::int32_t start = 0;  ///< what the decoder's text begins with
-  std::int32_t end = 0;    ///< of both texts
+  std::int32_t start = 0;  ///< the token that begins the decoder's text
+  std::int32_t end = 0;    ///< the token that ends both texts
   bool ended = false;      ///< the dataset's have it
 };
 

@@ -17,14 +17,14 @@ struct PreferenceOptions {
   bool shuffle = true;
   std::int64_t vocab_size = 0;  ///< ids are checked against it; 0: they are not
   std::int32_t padding = 0;     ///< the id behind the last text of a row
-  /// As many texts as fit into a row, which do not see each other; else each has a row of its own, the
-  /// rejected one behind the chosen one.
+  /// Whether a row takes as many texts as fit, which do not see each other; else each text has a row of its
+  /// own, the rejected one's behind the chosen one's.
   bool packed = false;
   bool pairs = true;  ///< chosen and rejected come together, in this order; else each text by itself
-  /// A text takes as many places as it has tokens, and the last one of them is its target, whose own label it
-  /// is: what a model says of the text when it has read all of it.
+  /// Whether a text's only target is its last token, with itself for a label: there a model that has read all
+  /// of it gives its score. The text then takes as many places as it has tokens.
   bool whole = false;
-  bool mismatched = false;      ///< rows have a like of them with other answers; of texts by themselves
+  bool mismatched = false;      ///< rows have a counterpart with other answers; for texts by themselves
   std::int64_t first_text = 0;  ///< the number of the dataset's first sequence among the run's texts
 };
 

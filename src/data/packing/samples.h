@@ -21,7 +21,7 @@ struct SampleRow {
   /// Where documents end that do not see each other, the last one at seq_length; empty: the row is one text.
   std::vector<std::int32_t> ends;
   std::int32_t filling = 0;  ///< places at its end that hold no token
-  std::int32_t source = 0;   ///< of an encoder's places, the first ones, how many do; where samples tell
+  std::int32_t source = 0;   ///< how many of the encoder's places, the first ones, do; where samples tell
   /// Whether the second of a pair of texts goes on with the first: 0, else 1.
   std::int32_t sentence = no_label;
   /// For rows whose texts have sides, one each for every document, or for the row where it is one. `sides`: 1
@@ -36,7 +36,7 @@ struct RowTraits {
   bool pairs_texts = false;            ///< two texts (SampleRow::sentence)
   bool has_few_targets = false;        ///< labels of few tokens, which batches then tell
   bool has_sides = false;              ///< answers that people compared or judged
-  bool has_pairs = false;              ///< of these chosen and rejected ones in pairs, one behind the other
+  bool has_pairs = false;              ///< sides come in pairs, the rejected behind the chosen one
   bool has_mismatched = false;         ///< rows beside them with other answers to the same prompts
 };
 

@@ -19,17 +19,17 @@ struct SpanOptions {
   double density = 0.15;    ///< (0, 1): the share of tokens that are cut out
   double mean_length = 3;   ///< ≥ 1: tokens of a span, on average
   std::int64_t source = 0;  ///< places of the encoder in a row, all of which are taken
-  std::int64_t places = 0;  ///< of a row, the decoder's behind them
+  std::int64_t places = 0;  ///< of a row: the encoder's, then the decoder's
   std::uint64_t seed = 1234;
-  std::int32_t start = 0;                 ///< what the decoder's text begins with
-  std::int32_t end = 0;                   ///< of both texts
+  std::int32_t start = 0;                 ///< the token that begins the decoder's text
+  std::int32_t end = 0;                   ///< the token that ends both texts
   std::vector<std::int32_t> sentinels{};  ///< of the first span, of the second, …
 };
 
 /// Lengths that a text is cut into, of its places.
 struct SpanLengths {
   std::int64_t tokens = 0;  ///< of the text
-  std::int64_t noise = 0;   ///< of these cut out
+  std::int64_t noise = 0;   ///< tokens among these that are cut out
   std::int64_t spans = 0;
   std::int64_t source() const {
     return tokens - noise + spans + 1;

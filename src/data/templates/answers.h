@@ -4,12 +4,12 @@
 
 namespace sherd::data {
 
-/// Behind what ends an answer that ends at `at`, the token or the text that does; else `at`.
+/// The place behind the token or text that ends an answer, where one stands at `at`; else `at`.
 std::size_t behind_end(std::string_view text, std::size_t at, const std::vector<Control>& controls,
                        const AnswerEnd& end);
 
-/// Where the answers of a conversation that are learned stand in `text`, what the template writes of it: from
-/// behind what asks for one, with what the template has the model write in front, up to what ends it. Throws
+/// The learned answers of a conversation in `text`, as the template writes it: each from behind the words
+/// that ask for it, with those that the template has the model write in front, up to its end. Throws
 /// Error{data} for one that cannot be found.
 std::vector<jinja::Generated> find_answers(WrittenConversation& written, const TemplateRun& by,
                                            const std::vector<ChatMessage>& messages, std::string_view text,

@@ -28,9 +28,9 @@ struct TextSegment {
 /// The tokens and texts that end an answer.
 struct AnswerEnd {
   std::vector<std::int32_t> ids;   ///< each of these tokens
-  std::vector<std::string> texts;  ///< and these, where what ends it is no token
+  std::vector<std::string> texts;  ///< and these, where no token ends it
   std::string token = {};          ///< the special token that ends one, as the template writes it, if any
-  std::vector<std::string> closing = {};  ///< those that follow it at once
+  std::vector<std::string> closing = {};  ///< special tokens that directly follow it
 };
 
 /// How conversations are written down for a tokenizer: a template in transformers' language
@@ -57,7 +57,7 @@ class ChatTemplate {
   /// The text of a template, with the names that transformers gives it: bos_token, eos_token and so on.
   /// Throws Error{config} for one that cannot be read. The tokenizer must outlive it.
   static ChatTemplate of_text(const std::string& text, jinja::Dict tokens, const Tokenizer& tokenizer);
-  /// The one whose spec() that is.
+  /// The template with that spec().
   static ChatTemplate of_spec(const std::string& spec, const Tokenizer& tokenizer);
   /// The one of the four whose tokens the tokenizer has; plain where it has none's.
   static ChatTemplate by_tokens(const Tokenizer& tokenizer);

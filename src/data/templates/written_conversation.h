@@ -56,12 +56,12 @@ class WrittenConversation {
   }
   /// The text of the first `count` messages.
   std::string text(std::size_t count, bool asks, std::vector<jinja::Generated>* marked = nullptr) const;
-  /// With a message that says `content` alone.
+  /// The text where message `which` says `content` alone.
   std::string with(std::size_t which, const std::string& content, bool asks = false);
-  /// With another answer in place of one.
+  /// The text with another answer in the place of message `which`.
   std::string with_another(std::size_t which) { return with(which, std::string(mark_answer)); }
-  /// With other arguments in the tool calls of a message, or with another text in it. Calls keep their names
-  /// and ids, which what follows may refer to.
+  /// The text with other arguments in the tool calls of message `which`, or with another text in it. Calls
+  /// keep their names and ids, to which later messages may refer.
   std::string with_other_calls(std::size_t which);
   std::string with_other_content(std::size_t which);
   bool calls(std::size_t which) const { return messages_[which].find("tool_calls") != nullptr; }
@@ -70,7 +70,8 @@ class WrittenConversation {
     return content && content->is_true();
   }
 
-  /// With numbered_mark(i) in place of the text of each message i that has one, and how many have.
+  /// The text with numbered_mark(i) in place of the text of each message i that has one; `which` gets these
+  /// i.
   std::string numbered(std::vector<std::size_t>& which) const;
   static std::string numbered_mark(std::size_t which);
   /// Throws Error{data} where some of the special tokens in text(asks) come from messages, of whose texts the

@@ -21,8 +21,8 @@ class BlockSource {
   /// `size` bytes, or null when there are no more.
   virtual std::byte* obtain(std::size_t size) = 0;
   virtual void give_back(std::byte* data, std::size_t size) noexcept = 0;
-  /// After the cache gave back what it kept, before it asks once more: lets memory return to where others
-  /// find it.
+  /// Called after the cache gave back what it kept, and before it asks once more: lets that memory return to
+  /// where others find it.
   virtual void settle() {}
 };
 

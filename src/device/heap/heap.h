@@ -53,8 +53,8 @@ inline HeapOf heap_of(std::size_t bytes, Category category) {
   const bool passes = category == Category::activations || category == Category::workspace;
   return passes ? HeapOf::passing : HeapOf::lasting;
 }
-/// As the heaps of a CPU device are cut: small blocks on cache lines, others on pages, of which whole huge
-/// pages are asked for.
+/// A heap of a CPU device: small blocks lie on cache lines, others on pages, for which it asks for whole huge
+/// pages.
 inline Heap make_heap(HeapOf which) {
   return which == HeapOf::small ? Heap(64, std::uint64_t{256} << 10) : Heap(4096, std::uint64_t{2} << 20);
 }

@@ -29,8 +29,8 @@ class BackgroundSave {
 
   /// `timeout_seconds`: deadline of every wait, from the last part on that was written.
   BackgroundSave(SaveAct act, double timeout_seconds);
-  /// Where it has not ended, writes this rank's file; rank 0 gives the others about as long as it took itself
-  /// for theirs, and then removes what is there of the checkpoint. That it is not whole then is a warning.
+  /// Lets a save that is under way end: writes this rank's file; rank 0 waits for the others' files about as
+  /// long as its own took. A checkpoint that is not whole then is removed, with a warning.
   ~BackgroundSave();
   BackgroundSave(const BackgroundSave&) = delete;
   BackgroundSave& operator=(const BackgroundSave&) = delete;

@@ -29,8 +29,8 @@ struct Comparison {
   std::vector<std::string> others;
   std::int64_t differing_others = 0;
   bool counts_agree = true;  ///< steps, samples, updates and the loader's position, of rank 0's
-  /// Where a checkpoint before is known: the root of the mean square of weights' differences, over that of
-  /// their ways since then. Infinite where only the former is not 0; NaN where a weight is none.
+  /// Where an earlier checkpoint is known: the root mean square of the weights' differences, over that of
+  /// their changes since then. Infinite where only the latter is 0; NaN where a weight is NaN.
   std::optional<double> weights_error;
 
   bool agrees() const { return differing_elements == 0 && differing_others == 0; }

@@ -45,7 +45,7 @@ struct SavedState {
   bool in_blocks() const { return format != StoredFormat::compute; }
 };
 
-/// As it is called in files where replica number `replica` has values of its own.
+/// The name in files of a kind of state of which replica number `replica` has values of its own.
 std::string kind_of_replica(const std::string& kind, std::int64_t replica);
 
 /// Which states of a model are meant.
@@ -92,7 +92,7 @@ void read_states(const CheckpointReader& reader, const sharding::ShardedModel& m
 /// Reads this rank's weights, trained and frozen ones, from `source`. Calls no collective.
 void read_weights(nn::WeightSource& source, const sharding::ShardedModel& model, device::Device& device);
 
-/// Makes what modules see of what all ranks have read. Collective.
+/// Makes the parameters that modules see of the states that all ranks have read. Collective.
 void publish_all(sharding::ShardedModel& model);
 
 }  // namespace sherd::engine

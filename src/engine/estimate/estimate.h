@@ -28,8 +28,8 @@ struct Estimate {
   /// Bytes of the host tier, among the peaks, of the buffers through which such copies travel.
   std::uint64_t copy_buffers = 0;
   IoBytes io;  ///< moved to and from NVMe by one optimizer step
-  /// Where replicas come to exchange momentum: what steps up to the freeze_step send and move; the fields
-  /// above are of steps after it.
+  /// The traffic of steps up to freeze_step, where replicas exchange momentum behind it; the fields above are
+  /// of steps behind it.
   struct WarmUp {
     std::int64_t steps = 0;
     std::uint64_t sent = 0;

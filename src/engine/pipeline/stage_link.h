@@ -26,9 +26,9 @@ class StageChannel {
   /// Which value of the step: micro-batch, and the chunk of this rank that gives or takes it.
   using Key = std::pair<std::int64_t, int>;
 
-  /// `what` the values are, for errors and labels: "activation". `group`: its own, so that nothing else
-  /// delays it; must outlive this, as the device. `absent`: the form of what comes for a chunk of this rank,
-  /// on a meta device, to which nobody tells it.
+  /// `what`: the name of the values in errors and labels, "activation". `group`: the channel's own, so that
+  /// nothing else delays it; it and the device must outlive this. `absent`: the form of values that come for
+  /// a chunk of this rank, on a meta device, to which no neighbour tells it.
   StageChannel(const char* what, device::Device& device, comm::Communicator& group, int from, int to,
                std::function<ValueForm(int chunk)> absent)
       : what_(what), device_(device), group_(group), from_(from), to_(to), absent_(std::move(absent)) {}

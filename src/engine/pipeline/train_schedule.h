@@ -43,9 +43,9 @@ StageLayout whole_model(const nn::Model& model);
 /// have, and for a model to be cut of which a parameter belongs to no part. Parameters have their names.
 TrainSchedule choose_schedule(const config::Config& config, const nn::Model& model, StageLayout layout,
                               int shards);
-/// The same by the configuration alone. `layered` is what `automatic` comes to with one stage where
-/// parameters would come again with each of several micro-batches (from other ranks, host memory or NVMe) and
-/// full recompute of everything leaves little of these to be kept. Not unless the model goes `by_parts`,
+/// The same by the configuration alone. With one stage `automatic` becomes `layered` where each of several
+/// micro-batches would fetch the parameters again (from other ranks, host memory or NVMe), and full recompute
+/// of everything leaves little of the micro-batches to be kept; but only where the model goes `by_parts`,
 /// which have all parameters and share none: sums of a shared one's gradient would agree to rounding only,
 /// and neither tier nor number of ranks may decide about bits.
 config::Schedule schedule_of(const config::Config& config, bool by_parts, int shards);

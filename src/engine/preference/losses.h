@@ -14,9 +14,9 @@ struct PairScores {
   Derived chosen, rejected;
   double chosen_reference = 0, rejected_reference = 0;
   double chosen_targets = 1, rejected_targets = 1;  ///< tokens
-  /// For `aot`: the reference's difference of the pair that lies as high among all as this one among the
-  /// policy's. For `aot_unpaired`: the log-ratios of the rejected text, and of the chosen one, that lie as
-  /// high as these.
+  /// Partners by rank among all pairs of the step. For `aot`: the reference's difference that has the rank
+  /// which this pair's has among the policy's. For `aot_unpaired`: the rejected text's log-ratio with the
+  /// rank of this chosen one's, and the chosen text's with the rank of this rejected one's.
   double partner_of_chosen = 0, partner_of_rejected = 0;
 
   /// log π − log π_ref, r⁺ and r⁻.
@@ -34,7 +34,7 @@ Derived pair_loss(config::PreferenceLoss loss, const PairScores& pair, const con
 Derived single_loss(config::PreferenceLoss loss, bool desirable, double ratio, double baseline,
                     const config::Preference& keys);
 
-/// Whether one of these looks at what lies as high among all pairs of a step.
+/// Whether one of these losses looks at partners, by rank among all pairs of a step.
 bool looks_at_partners(const std::vector<config::PreferenceTerm>& terms);
 
 }  // namespace sherd::engine

@@ -13,8 +13,8 @@ struct MemorySizes {
   std::uint64_t swap = 0;                  ///< free swap space
   std::uint64_t limit = 0;                 ///< the control group's; 0: none
 };
-/// As the system says, or, of a machine whose memory grows as it is used, as SHERD_MACHINE_MEMORY does
-/// ("128GB"). Throws Error{usage} where that is no size.
+/// The sizes of memory as the system tells them, or, for a machine whose memory grows as it is used, as
+/// SHERD_MACHINE_MEMORY does ("128GB"). Throws Error{usage} where that is no size.
 MemorySizes memory_sizes();
 /// Whether this machine's memory may grow as it is used: it has a balloon, or memory that is plugged in.
 bool memory_may_grow();

@@ -31,7 +31,7 @@ struct ProgressState {
 struct BarStyle {
   bool unicode = false, colour = false;
 
-  /// As the locale and the terminal have it.
+  /// The style that the locale and the terminal at `descriptor` can show.
   static BarStyle of(int descriptor);
 };
 

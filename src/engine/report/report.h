@@ -30,9 +30,9 @@ class Engine;
 
 namespace sherd::engine {
 
-/// As std::printf() prints it.
+/// The value as std::printf() prints it.
 std::string printed(const char* format, double value);
-/// With the fewest digits that read back to the same number.
+/// The value with the fewest digits that read back to the same number.
 std::string exact(double value);
 /// "0 B", "512 B", "1.50 KiB", "12.3 MiB", "139 GiB": three digits, powers of 1024.
 std::string human_bytes(std::uint64_t bytes);

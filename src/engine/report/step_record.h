@@ -14,7 +14,8 @@ class Engine;
 
 namespace sherd::engine {
 
-/// On what a run computes: bits are promised where all of it is the same (docs/guarantees.md).
+/// The program, machine and libraries that a run computes with: bits are promised where all are the same
+/// (docs/guarantees.md).
 struct RunFacts {
   std::string version;          ///< Sherd's
   std::string device;           ///< "cpu", or the GPU's name

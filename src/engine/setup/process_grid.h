@@ -58,8 +58,8 @@ class StateGroups {
 
   const comm::ProcessGroups* groups_;
   bool ordered_;
-  /// For experts that expert ranks share out. Each finds others of its own in use, so that what their
-  /// replicas exchange matches no order of what all have.
+  /// The replicas of experts that expert ranks share out. Each expert rank finds other experts in use, so
+  /// their exchanges match no order that all replicas share.
   comm::Communicator* expert_replicas_ = nullptr;
   std::map<const autograd::Parameter*, comm::Communicator*> over_stages_;  ///< replicas, of shared ones
 };

@@ -34,9 +34,9 @@ class Resources {
   const std::shared_ptr<device::Device>& shared_device() const { return device_; }
   tensor::Kernels& kernels() const { return *kernels_; }
   comm::ProcessGroups& groups() const { return *groups_; }
-  /// For the states of a model whose parameters lie so.
+  /// The sources of the states of a model whose parameters lie as `groups_of` says.
   sharding::StateSources sources(const StateGroups& groups_of) const;
-  /// For activations on NVMe; null where none go there.
+  /// The store of activations on NVMe; null where none go there.
   offload::Store* activation_store() const { return activation_store_.get(); }
   IoBytes io_bytes() const;
   /// Is told of all transfers of NVMe, and of this thread's ranges; null: nobody.
@@ -48,7 +48,7 @@ class Resources {
   std::shared_ptr<device::Device> device_;
   std::shared_ptr<comm::ProcessGroups> groups_;
   std::unique_ptr<tensor::Kernels> kernels_;
-  /// For what lies on NVMe; null without, and one where several share a folder.
+  /// The stores on NVMe: null where nothing lies there, and the same one where several share a folder.
   std::shared_ptr<offload::Store> parameter_store_, optimizer_store_, activation_store_;
   Trace* trace_ = nullptr;
 };

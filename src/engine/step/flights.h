@@ -23,8 +23,8 @@ struct Flight {
   autograd::Var output;  ///< for the model's last chunk the loss
 };
 
-/// All that are under way on a rank, as many as its list of instructions keeps so. Their passes come from a
-/// pool. Used from the rank's thread.
+/// All flights under way on a rank, as many as its list of instructions keeps at once. Their passes come from
+/// a pool. Used from the rank's thread.
 class Flights {
  public:
   /// `prepare` sets up the tape of each new pass. The model must outlive it.
@@ -34,15 +34,16 @@ class Flights {
   /// Begins the pass of a micro-batch through a chunk, which is `parts`. `last`: it is the last micro-batch
   /// of its step.
   Flight& begin(std::int64_t micro_batch, int chunk, const sharding::Chunk& parts, bool last);
-  /// The one under way; Error{usage} where there is none.
+  /// The flight under way; Error{usage} where there is none.
   Flight& at(std::int64_t micro_batch, int chunk);
-  /// Its gradients are complete; the pass goes back to the pool.
+  /// Ends a flight whose gradients are complete; its pass goes back to the pool.
   void end(const Flight& flight);
   bool empty() const { return under_way_.empty(); }
-  /// Lets go of all, after an exception: what their tapes hold, and what they leased once the next one begins
-  /// or recover() is called.
+  /// Drops all flights, after an exception: at once what their tapes hold, and their leases once the next
+  /// flight begins or recover() is called.
   void drop();
-  /// Takes back what dropped ones have left open. Throws what their transfers fail with. Nothing otherwise.
+  /// Takes back what dropped flights have left open, and throws what their transfers fail with. Does nothing
+  /// where none were dropped.
   void recover();
 
  private:

@@ -15,8 +15,8 @@ namespace sherd::engine {
 /// is the mean over all targets of its global batch, however they lie in micro-batches; losses that a model
 /// adds to its own, as routers' balance, weigh alike.
 ///
-/// Where preferences are learned it is the number of its pairs, or of its texts that are judged by themselves,
-/// to a sequence.
+/// Where preferences are learned the weight is the number of its pairs, or of its texts that are judged by
+/// themselves, per sequence.
 ///
 /// The batch says how many there are: "target_tokens", int32 [1] that the processor reads, as
 /// data::TokenLoader has it. 1 without that, without a `model` section, and with `training.loss_average:

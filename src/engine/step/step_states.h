@@ -30,13 +30,14 @@ class StepStates {
   device::Device& device_;
 };
 
-/// Their values as checkpoints hold them, by path. Ranks, and stages of a pipeline, have the same.
+/// The values of such modules as checkpoints hold them, by path. Ranks, and stages of a pipeline, have the
+/// same.
 using SavedStepStates = std::map<std::string, std::vector<float>>;
 SavedStepStates save_step_states(nn::Module& model);
 /// Throws Error{data} where a module has another number of values than was saved.
 void require_step_states(nn::Module& model, const SavedStepStates& saved);
-/// After require_step_states(). Modules of which nothing was saved stay as they are. Gives a line on these,
-/// and one on what no module takes, where there are any.
+/// Called after require_step_states(). Modules of which nothing was saved stay as they are. Returns a line on
+/// these, and one on saved states that no module takes, where there are any.
 std::vector<std::string> restore_step_states(nn::Module& model, const SavedStepStates& saved);
 
 }  // namespace sherd::engine

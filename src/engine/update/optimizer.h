@@ -75,7 +75,8 @@ class Optimizer {
   bool finite() { return context_.passes.finite(); }
 
   // ---- what rules keep beside states ----
-  /// In step number `step` replicas keep gradients of this segment to themselves, and exchange momentum.
+  /// Whether replicas keep gradients of this segment to themselves in step number `step`, and exchange
+  /// momentum.
   bool exchanges_momentum(const sharding::Segment& segment, std::int64_t step) const;
   /// After how many steps all rules exchange momentum that do so for some part of the model; none do:
   /// nothing.

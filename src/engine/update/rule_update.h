@@ -66,7 +66,7 @@ class RuleUpdate {
   UpdateContext& context() const { return context_; }
   /// Calls visit for the spans of a view: of what the elementwise pass takes.
   virtual void for_each_span(const UpdateView& view, double factor, const SpanVisit& visit) const;
-  /// By what the gradients of a segment are multiplied, where the step says `factor`.
+  /// The factor of a segment's gradients, where that of the step is `factor`.
   virtual double factor_of(const sharding::Segment& /*segment*/, const optim::Hyper& /*hyper*/,
                            double factor) const {
     return factor;

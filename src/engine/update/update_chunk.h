@@ -33,7 +33,7 @@ struct UpdateView {
   std::vector<tensor::Tensor> scales;  ///< by moment: of its blocks, where it is in codes; else undefined
 
   std::int64_t end() const { return begin + gradients.numel(); }
-  /// Its flat elements [from, to).
+  /// The view of flat elements [from, to) of the chunk.
   UpdateView part(std::int64_t from, std::int64_t to) const;
 };
 

@@ -63,9 +63,9 @@ class UpdatePipeline {
   /// before decide(), and it is called before that.
   void begin(Optimizer& optimizer, std::optional<double> factor);
   void decide(double factor) { step_->factor = factor; }
-  /// Between the two: the gradients of `segment` are complete, and nobody reads its parameters any more, in
-  /// the order of the device's work. Updates what can be updated without waiting. Throws what finish()
-  /// throws.
+  /// Called between begin() and finish(): the gradients of `segment` are complete, and nobody reads its
+  /// parameters any more, in the order of the device's work. Updates what can be updated without waiting.
+  /// Throws what finish() throws.
   void gradients_complete(const sharding::Segment& segment);
   /// All gradients are complete: updates the rest.
   void update_rest();
@@ -88,7 +88,7 @@ class UpdatePipeline {
   void abandon() noexcept;
 
   bool under_way() const { return step_.has_value(); }
-  /// An update is open whose factor is known: weights may change.
+  /// Whether an update is open whose factor is known, so that weights may change.
   bool decided() const { return step_ && step_->factor; }
   /// Chunks of which the step under way has begun to change the weights.
   std::int64_t updated() const { return step_ ? step_->updated : 0; }
@@ -96,7 +96,7 @@ class UpdatePipeline {
   bool changed() const { return step_ && step_->changed; }
 
   const std::vector<UpdateInstruction>& plan() const { return plan_; }
-  /// That one chunk takes while it is in memory; 0 when everything always is.
+  /// The bytes that one chunk takes while it is in memory; 0 when all states always are.
   std::size_t buffer_bytes() const { return buffers_.bytes(); }
 
  private:

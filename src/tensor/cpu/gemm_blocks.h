@@ -64,7 +64,8 @@ class BlockProduct {
   virtual std::int64_t packed_left_bytes(const GemmBlock& block) const = 0;
   /// Brings a, whose element (i, p) lies at a[p·stride + i], into a layout that multiply() reads.
   virtual void pack_left(const GemmBlock& block, const void* a, std::int64_t stride, void* packed) const = 0;
-  /// With `finish` the sums go there, and c, which may then be null unless block.add, is only read.
+  /// Multiplies a block. With `finish` the sums go there, and c, which may then be null unless block.add, is
+  /// only read.
   virtual void multiply(const GemmBlock& block, const void* a, const void* packed, float* c,
                         const GemmFinish* finish) const = 0;
 };

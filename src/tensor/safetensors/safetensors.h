@@ -65,7 +65,7 @@ class SafetensorsFile {
   SafetensorsFile(SafetensorsFile&&) noexcept;
   SafetensorsFile& operator=(SafetensorsFile&&) noexcept;
 
-  /// In the order of their bytes.
+  /// All entries, in the order of their bytes.
   const std::vector<SafetensorsEntry>& entries() const;
   /// The strings under `__metadata__`.
   const std::map<std::string, std::string>& metadata() const;

@@ -14,8 +14,8 @@ namespace sherd::tensor {
 // A model's tensors as Hugging Face's transformers keeps them in a folder: in model.safetensors, or in shards
 // of it, model-00001-of-00004.safetensors …, which model.safetensors.index.json lists.
 
-/// Such a folder, to be read. The index and the head of every shard are checked when it is opened; reading is
-/// as SafetensorsFile's.
+/// A folder like that, which is read. The index and the head of every shard are checked when it is opened;
+/// reading is as SafetensorsFile's.
 class SafetensorsFolder {
  public:
   /// Throws Error{io} or Error{data} naming what is missing or wrong; of a folder with PyTorch's own files

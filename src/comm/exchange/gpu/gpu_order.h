@@ -27,8 +27,8 @@ class GpuOrder {
     });
     if (call.gpu || call.host) call.ready = gpu_->compute_stream().record();
   }
-  /// On the thread that runs the call. The processor touches tensors of the host itself: waits for what fills
-  /// or reads them.
+  /// On the thread that runs the call: waits for the GPU's work that fills or reads tensors of the host,
+  /// which the processor touches itself.
   void before(const Call& call) const {
     if (!call.gpu) call.ready.wait(gpu_->deadline(), describe(call));
   }

@@ -11,9 +11,9 @@
 
 namespace sherd::comm {
 
-/// Where ranks that are threads of one process leave events for each other. Rank r writes its own; a barrier
-/// lies between that and everybody's look at it, and two between that and the rank's next event in the same
-/// place.
+/// A board on which ranks that are threads of one process leave events for each other. Each rank writes its
+/// own; one barrier lies between that and the others' reads, and two between that and the rank's next event
+/// in the same place.
 struct EventBoard {
   explicit EventBoard(int ranks) : left(static_cast<std::size_t>(ranks)) {}
   std::vector<std::array<device::Event, 2>> left;

@@ -25,9 +25,9 @@ class FrozenFiles {
   FrozenFiles(const Distributed& dist, const sharding::ShardedModel& model, device::Device& device)
       : dist_(dist), model_(model), device_(device) {}
 
-  /// Puts them in `partial`, the folder of the act of saving `save_id`, which all ranks see. Where a link is
-  /// refused (another file system, one without links, too many of them) the file is written. Throws on all
-  /// ranks what one of them met. Collective.
+  /// Puts the files in `partial`, the folder of the act of saving `save_id`, which all ranks see. Where a
+  /// link is refused (another file system, one without links, too many of them) the file is written. Throws
+  /// on all ranks what one of them met. Collective.
   void put(const std::filesystem::path& partial, const std::string& save_id);
   /// Adds what put() has put to the manifest of its checkpoint. On rank 0.
   void describe(Manifest& manifest) const;

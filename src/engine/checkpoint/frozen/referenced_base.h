@@ -20,9 +20,10 @@ struct OpenedBase {
   std::map<std::string, StoredFormat> formats = {};  ///< of the parameters that the run keeps in few bits
 };
 
-/// How this process opens them: by the checkpoint, whose configuration says what was made of its files.
-/// Called once by each reader that is asked for what does not train, on its thread. Set it before there are
-/// any. Without one such checkpoints are an Error{config}.
+/// The function by which this process opens such weights: given the checkpoint, whose configuration says how
+/// the run made its parameters of their files. Each reader that is asked for parameters that do not train
+/// calls it once, on its thread. It must be set before there are readers; without one such checkpoints are an
+/// Error{config}.
 using BaseOpener = std::function<OpenedBase(const CheckpointReader&)>;
 void set_base_opener(BaseOpener opener);
 
@@ -30,7 +31,7 @@ void set_base_opener(BaseOpener opener);
 /// or Error{data}.
 void check_base_file(const CheckpointReader& reader, const std::string& name, bool contents);
 
-/// Values of such parameters, as a checkpoint would hold them.
+/// The parameters that a checkpoint refers to, with the values that it would hold.
 class ReferencedBase {
  public:
   /// Throws Error{io} or Error{data} where a file is not there, or has another size than when it was

@@ -38,15 +38,15 @@ class LocalCheckpoints {
   // ---- saving ----
   /// Makes the folder act.partial, puts frozen files there, and sets by what the act is written.
   void begin(SaveAct& act);
-  /// Completes on all machines what was written on all ranks, and removes the older one. Throws on all ranks
-  /// what one of them met.
+  /// Completes, on all machines, the checkpoint that all ranks have written, and removes the older one.
+  /// Throws on all ranks what one of them met.
   void publish();
-  /// After a failure, when none writes any more: removes what is there of it. The next one begins with a
-  /// group of its own.
+  /// After a failure, when no rank writes any more: removes the files of the checkpoint that failed. The next
+  /// one begins with a group of ranks of its own.
   void forget_failed();
-  /// Removes all of them, when the run needs them no more.
+  /// Removes all local checkpoints, when the run needs them no more.
   void remove();
-  /// As published by this run, or what it went on from.
+  /// The newest local checkpoint: one that this run published, or the one that it went on from.
   const NewestLocal& newest() const { return newest_; }
 
   // ---- going on ----

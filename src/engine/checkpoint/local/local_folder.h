@@ -32,8 +32,8 @@ struct LocalCheckpoint {
 /// folder, and of its id). Ranks that see the same one share a machine, as far as losing it goes.
 class LocalFolder {
  public:
-  /// Makes it, for its owner alone, and removes what other runs of the same `save_dir` left there. `anew`:
-  /// the run begins, and gets another id. Throws Error{io} on all ranks where one cannot. Collective.
+  /// Makes the folder, for its owner alone, and removes what other runs of the same `save_dir` left there.
+  /// `anew`: the run begins, and gets another id. Throws Error{io} on all ranks where one cannot. Collective.
   LocalFolder(comm::Communicator& world, const std::filesystem::path& directory,
               const std::filesystem::path& save_dir, bool anew);
 
@@ -46,8 +46,8 @@ class LocalFolder {
 
   /// The checkpoints in it that are whole, in no order; one that cannot be read is a warning.
   std::vector<LocalCheckpoint> checkpoints() const;
-  /// Where the one is made of an act of saving, and where it is to be. That bears the act's id, so that none
-  /// has to make room for another of the same step.
+  /// The folder in which an act of saving makes its checkpoint, and the one where that is to be. The latter
+  /// bears the act's id, so that no checkpoint has to make room for another of the same step.
   std::filesystem::path partial(const std::string& tag, const std::string& save_id) const;
   std::filesystem::path place(const std::string& tag, const std::string& save_id) const;
   /// Removes all but `keep`, on the leader.

@@ -28,7 +28,7 @@ class PeerCopies {
   /// One act of saving.
   struct Copying {
     std::vector<FileChecksum> frozen;  ///< frozen files by rank, this rank's lies in the folder already
-    std::vector<int> wanted;           ///< of which ranks' frozen files this one lacks the copy
+    std::vector<int> wanted;           ///< ranks of whose frozen files this one lacks the copy
   };
   /// The ranks whose copies this one keeps.
   const std::vector<int>& sources() const { return sources_; }
@@ -49,7 +49,7 @@ class PeerCopies {
             const std::function<void()>& go_on);
 
   std::unique_ptr<comm::Communicator> group_;
-  int keeper_;  ///< of this rank's file; -1: all ranks are on one machine
+  int keeper_;  ///< the rank with the copy of this rank's file; -1: all ranks are on one machine
   std::vector<int> sources_;
   device::Storage buffers_;  ///< a chunk to send, and one from each source
 };

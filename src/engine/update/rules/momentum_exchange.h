@@ -13,9 +13,9 @@ namespace sherd::engine {
 
 /// One segment's momentum on its way between replicas (1-bit Adam). The update range is cut into as many
 /// equal parts as there are replicas, of which each serves one: all send it their signs of that part, it adds
-/// them up, and sends the signs of the mean back. A *run* is what a part has of one parameter; it has a scale
-/// of its own, in which rows that pad a vocabulary do not count. Memory of who updates the segment, which
-/// lasts with this. Used from the rank's thread.
+/// them up, and sends the signs of the mean back. A *run* is the elements of a part that belong to one
+/// parameter; it has a scale of its own, in which rows that pad a vocabulary do not count. Its memory is that
+/// of the device or host which updates the segment, and lasts with this. Used from the rank's thread.
 class PackedMomentum {
  public:
   PackedMomentum(const sharding::Segment& segment, device::Device& device);
@@ -76,7 +76,7 @@ class MomentumExchange {
   bool exchanges(const sharding::Segment& segment) const {
     return rule_.exchanges_momentum(context_.step) && segment.can_exchange_momentum();
   }
-  /// By what its gradients are multiplied: a replica that keeps its own takes the mean over its own ranks.
+  /// The factor of the segment's gradients: a replica that keeps its own takes the mean over its own ranks.
   double factor_of(const sharding::Segment& segment, double factor) const {
     return exchanges(segment) ? factor * segment.groups().replicas() : factor;
   }

@@ -27,7 +27,7 @@ std::vector<PackedRun> measured_runs(const autograd::Parameter& parameter);
 /// The local elements before the padding: [0, unpadded()).
 std::int64_t unpadded(const autograd::Parameter& parameter);
 
-/// A tensor as people know it: one of those that a parameter packs, or all of it.
+/// A tensor as it is published: one of those that a parameter packs, or the whole parameter.
 struct MeasuredTensor {
   const autograd::Parameter* parameter = nullptr;
   int index = 0;  ///< −1: the parameter's padding, which is none

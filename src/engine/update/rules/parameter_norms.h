@@ -22,7 +22,7 @@ class ParameterNorms {
   static sharding::Segment::Range counted(const sharding::Segment& segment);
   /// Opens a step: forgets what one that was abandoned has measured.
   void begin() { sums_.clear(); }
-  /// To which they are added, of the step under way.
+  /// The sums of a tensor in the step under way, to which squares are added.
   optim::NormSums& of(const MeasuredTensor& tensor) { return sums_[tensor]; }
   /// The rule of a parameter; null where that does not measure.
   using HyperOf = std::function<const optim::Hyper*(const autograd::Parameter&)>;

@@ -53,7 +53,7 @@ class WholeMatrices {
   /// these ranks.
   void orthogonalize(const std::function<const optim::Hyper&(const autograd::Parameter&)>& hyper_of,
                      tensor::Kernels& kernels);
-  /// Its update has ended.
+  /// Drops the directions of a segment whose update has ended.
   void drop(const sharding::Segment& segment) { directions_.erase(&segment); }
   void clear() { directions_.clear(), order_.clear(); }
 

@@ -22,12 +22,13 @@ std::shared_ptr<const autograd::Documents> documents_of(Tape& tape, const tensor
 /// Marks the rows that hold no token, at the end of sequences; null where there are none. On a meta device
 /// nobody can read them.
 std::shared_ptr<const std::vector<bool>> filling_of(Tape& tape, const tensor::Batch& batch);
-/// How much of each encoder's rows is there; null where all is. On a meta device nobody can read it: all is.
+/// How many of each sequence's encoder rows hold tokens; null where all do, and on a meta device, where
+/// nobody can read it.
 std::shared_ptr<const std::vector<std::int32_t>> source_lengths_of(Tape& tape, const tensor::Batch& batch,
                                                                    std::int64_t rows);
 /// The columns of labels [batch, rows] from `first` on.
 Tensor columns_from(Tape& tape, const Tensor& labels, std::int64_t first);
-/// Each token's type: as the batch says, else the first; the first where there is one.
+/// Each token's type: as the batch says, else the first; always the first where `types` is 1.
 Tensor token_types_of(Tape& tape, const tensor::Batch& batch, std::int64_t types);
 /// labels[rows[i]], [1, n]; on a meta device nobody can read them.
 Tensor labels_at(Tape& tape, const Tensor& labels, const Tensor& rows);

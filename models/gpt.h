@@ -46,11 +46,12 @@ class Gpt : public nn::LayeredModel, public nn::TextModel {
   std::vector<nn::ParameterPtr> linear_weights();
   /// The configuration that the model was built from, resolved.
   const GptConfig& config() const { return config_; }
-  /// Scores of the next token after every position; of an encoder those of the token there; of both those
-  /// after the decoder's. tokens: int32 [batch, seq]; the result: [batch, seq, padded_vocab], of which
-  /// columns from vocab_size on mean nothing. Every rank of the layout gives all tokens and gets all scores,
-  /// and must do the same with them; of the stages of a pipeline, all too, on tapes that do not record.
-  /// Throws Error{data} where seq is not a multiple of the layout's sequence_multiple().
+  /// Scores of the next token after every position; for an encoder those of the token at every position, and
+  /// for an encoder with a decoder those after the decoder's positions. tokens: int32 [batch, seq]; the
+  /// result: [batch, seq, padded_vocab], of which columns from vocab_size on mean nothing. Every rank of the
+  /// layout, with the stages of a pipeline on tapes that do not record, gives all tokens and gets all scores,
+  /// and must do the same with them. Throws Error{data} where seq is not a multiple of the layout's
+  /// sequence_multiple().
   Var logits(Tape& tape, const tensor::Tensor& tokens);
   /// Scores of the token that follows each text, whose next rows `tokens`, int32 [sequences, rows], are as
   /// the tape's key cache was told (autograd/key_cache.h): [sequences, padded_vocab], behind the last row

@@ -56,8 +56,8 @@ class Pass {
   bool continue_backward() { return tape_.continue_backward(); }
   /// The same for weight gradients that backward has put off, after it.
   bool continue_weight_gradients() { return tape_.continue_weight_gradients(); }
-  /// Every gradient that this pass had to send has been summed over the shard group, which is all where there
-  /// are no replicas. Collective.
+  /// Returns when every gradient that this pass had to send has been summed over the shard group; that is all
+  /// of the sum where there are no replicas. Collective.
   void end();
 
   // ---- evaluation ----
@@ -89,7 +89,7 @@ class Pass {
   void attach_gradients(Unit& unit);
   void detach_gradients(Unit& unit);
   void close_gradients(Unit& unit);
-  /// No other pass adds to the unit's gradients in this step.
+  /// Whether no other pass adds to the unit's gradients in this step.
   bool completes(const Unit& unit) const;
   UnitState& state(const Unit& unit) { return units_[static_cast<std::size_t>(unit.index())]; }
   /// Lets go of everything, after an exception.

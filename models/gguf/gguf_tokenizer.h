@@ -22,7 +22,7 @@ struct GgufTokenizer {
 };
 
 /// Appends tokenizer.ggml.*, and the chat template. Throws Error{config} for a tokenizer whose ids llama.cpp
-/// would not find, saying what it is of it; what concerns rare texts alone is told as a warning.
+/// would not find, naming the part at fault; a part that matters to rare texts alone is a warning.
 void describe_tokenizer(GgufMetadata& to, const GgufTokenizer& tokenizer);
 
 }  // namespace sherd::models

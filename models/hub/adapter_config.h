@@ -13,7 +13,8 @@ namespace sherd::models {
 /// Whether a name of modules is a regular expression: it has a character that modules' names have not.
 bool is_pattern(const std::string& target);
 
-/// Whether such a text says that a table of tokens which makes the scores, too, was trained as one with them.
+/// Whether such a text says that tied weights stayed tied: a table of tokens that makes the scores, too, was
+/// trained as one parameter.
 bool keeps_weights_tied(std::string_view text, const std::string& name);
 
 /// The model, by a name or a path, that such a text says the adapter was trained on; empty: it does not say.

@@ -80,7 +80,7 @@ inline JsonKey in_file(const config::Key<config::LinearAttention>& key) {
   return config::lifted<Published>(
       key, [](auto& published) -> auto& { return published.model.linear_attention; });
 }
-/// A key beside these, which is not written unless written() says as what.
+/// A key beside these, which is not written unless written() gives its value.
 inline JsonKey in_file(JsonKey key) {
   key.write = nullptr;
   return key;
@@ -104,8 +104,8 @@ JsonKey flag(std::string name, bool S::*member) {
 }
 /// A key that may have one value alone, the one for which the models are the same; `reason` says why.
 JsonKey only(std::string name, std::function<bool(const config::Value&)> same, std::string reason);
-/// A key on which no number of the model depends. Where it is written, it goes not over what a file has that
-/// the model came from.
+/// A key on which no number of the model depends. Where it is written, it does not replace the value in the
+/// file that the model came from.
 JsonKey idle(std::string name);
 /// The names of activations that the class knows; `known` says them in an error.
 JsonKey activation(std::string name, std::vector<std::pair<std::string, config::FfnActivation>> names,

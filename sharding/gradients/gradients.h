@@ -46,8 +46,8 @@ class Gradients {
   /// A segment that trains; in the order of units.
   void add(Segment& segment);
   const std::vector<Segment*>& segments() const { return segments_; }
-  /// Asked of each segment as the first of a step's micro-batches comes to it: whether replicas keep their
-  /// own sums, the same on all ranks. Never by default.
+  /// `keeps_own` is asked, as the first micro-batch of a step comes to a segment, whether replicas keep their
+  /// own sums of it, the same on all ranks. By default they never do.
   void set_keeps_own(std::function<bool(const Segment&)> keeps_own) { keeps_own_ = std::move(keeps_own); }
 
   // ---- a micro-batch ----

@@ -72,9 +72,9 @@ struct Layout {
 /// Rows of [..., rows, features], over which the stream is cut.
 inline constexpr int row_dim = -2;
 
-/// Which part of a tensor of shape `logical` this rank holds whose dimension `dim` the tensor-parallel ranks
-/// cut: the rank-th part of each of `blocks`, which add up to that dimension; of one block where there are
-/// none. Throws Error{config}, naming `what` they cut, where the ranks do not divide a block, and
+/// The part that this rank holds of a tensor of shape `logical` whose dimension `dim` the tensor-parallel
+/// ranks cut: the rank-th part of each of `blocks`, which add up to that dimension; of one block where there
+/// are none. Throws Error{config}, naming `what` they cut, where the ranks do not divide a block, and
 /// Error{usage} for blocks that do not add up.
 tensor::Slice tensor_slice(const std::string& what, const tensor::Shape& logical, int dim,
                            const Layout& layout, std::vector<std::int64_t> blocks = {});

@@ -51,13 +51,13 @@ class Residency {
 
   /// Starts a pass over the model (one micro-batch, forward and, when training, backward).
   void begin(Mode mode);
-  /// Instead of begin(): a list of instructions follows, which says itself what is gathered ahead and when it
-  /// goes. `order`: its gathers, by index of unit.
+  /// Instead of begin(): a list of instructions follows, which says itself which units are gathered ahead and
+  /// when they go. `order`: its gathers, by index of unit.
   void begin_list(const std::vector<int>& order);
   /// An instruction of a list: starts to gather the unit, unless it is there, or on its way.
   void gather_ahead(Unit& unit);
-  /// A unit on demand is going to be leased, behind those announced before: what stores it begins to read it,
-  /// and it is gathered while the one before is in use.
+  /// Tells that a unit on demand is going to be leased, behind those announced before: its store begins to
+  /// read it, and it is gathered while the one before is in use.
   void announce(Unit& unit);
   /// An instruction of a list: a unit on demand stays once it has been gathered, until this is taken back.
   void let_stay(Unit& unit, bool stays);

@@ -63,7 +63,7 @@ class Unit {
   const std::string& name() const { return name_; }
   std::vector<std::unique_ptr<Segment>>& segments() { return segments_; }
   const std::vector<std::unique_ptr<Segment>>& segments() const { return segments_; }
-  /// Passes may leave it out (nn::Module::mark_on_demand()): no plan has it.
+  /// Whether passes may leave the unit out (nn::Module::mark_on_demand()): no plan has it.
   bool on_demand() const { return on_demand_; }
   bool trainable() const;
   /// Elements that a gather brings in; 0 when everything is resident anyway.

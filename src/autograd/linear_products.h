@@ -33,8 +33,8 @@ class LinearProducts {
   /// them.
   explicit LinearProducts(const Var& w);
 
-  /// The input, as the weight's gradient will want it: in FP8 and turned, where the product is in FP8 and
-  /// nobody else keeps it or can make it again.
+  /// The input as the weight's gradient will need it: in FP8 and transposed, where the product is in FP8 and
+  /// nobody else keeps the input or can make it again.
   class Input {
    public:
     Input() = default;

@@ -37,7 +37,7 @@ struct GradientSum {
 /// The tensors that a parameter is made of, as people know them and as they are published.
 struct Packing {
   /// Each as ranges of logical indices of the first dimension, in ascending order: Q, K and V of a projection
-  /// that packs them. Together they are all indices up to some one; those behind are padding, which nothing
+  /// that packs them. Together they are all indices up to a last one; those behind are padding, which nothing
   /// reads. Empty: it is one tensor, without padding.
   std::vector<std::vector<tensor::Range>> tensors;
   /// Whether the tensors are published as one (GPT-2's c_attn), whose norm is taken as a whole. Optimizers of
@@ -69,8 +69,9 @@ struct Parameter {
   bool trainable = true;
   StoredFormat stored_as = StoredFormat::compute;  ///< how it is kept where it is not trainable
   bool decay = true;  ///< weight decay applies (modules switch it off for biases and norms)
-  /// Tensor-parallel ranks hold the same value and each finds a part of the gradient, which is their sum:
-  /// what sequence parallelism makes of norms and biases. Otherwise ranks that hold the same find the same.
+  /// Whether tensor-parallel ranks, which hold the same value, each find a part of the gradient, which is
+  /// their sum: so it is with norms and biases under sequence parallelism. Otherwise ranks with the same
+  /// value find the same gradient.
   bool partial_gradient = false;
 
   Packing packing;

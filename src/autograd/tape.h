@@ -212,11 +212,12 @@ class Tape {
   /// For an encoder in front of a decoder: how many of each sequence's encoder rows, the first ones, hold
   /// tokens; null: all of them do.
   std::shared_ptr<const std::vector<std::int32_t>> source_lengths;
-  /// Layers are as they were without their adapters.
+  /// Whether layers compute as they did without their adapters.
   bool without_adapters = false;
   /// A text's values do not depend on those beside it: experts drop no token.
   bool texts_apart = false;
-  /// Set: what runs continues texts, whose keys it has (autograd/key_cache.h). Not while recording.
+  /// The keys of the texts that passes continue (autograd/key_cache.h); null: they continue none. Not while
+  /// recording.
   KeyCache* key_cache = nullptr;
   std::optional<DType> input_dtype;  ///< the dtype of floating inputs; not set: each keeps its own
 

@@ -15,7 +15,7 @@ enum class Recompute : std::uint8_t {
   full  ///< every transformer block from its input (Chen et al., "Sublinear memory cost", 2016)
 };
 
-/// In whose order ranks' contributions are added up: `parallel.reduction`. Only sums of floating types
+/// The order in which ranks' contributions are added up: `parallel.reduction`. Only sums of floating types
 /// differ, and only between several ranks.
 enum class Reduction : std::uint8_t {
   ordered,  ///< rank order, in fp32: the same bits on every backend and for any number of ranks
@@ -51,7 +51,7 @@ enum class RouterScores : std::uint8_t {
   sigmoid             ///< each expert by itself (DeepSeek-V3)
 };
 
-/// Whose choice of an expert goes where it has more than its capacity: `model.moe.drop`.
+/// The choices of an expert that are dropped where it has more than its capacity: `model.moe.drop`.
 enum class Drop : std::uint8_t {
   by_weight,   ///< the lowest weights go (Megatron-LM's default)
   by_position  ///< first choices stay before second ones, earlier tokens before later ones (GShard)

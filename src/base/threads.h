@@ -13,7 +13,7 @@ namespace sherd {
 
 /// The signals that ask a run to stop. Slurm sends SIGUSR1 where it is told so (`--signal=USR1@60`).
 inline constexpr std::array<int, 4> stop_signals{SIGINT, SIGTERM, SIGHUP, SIGUSR1};
-/// Asks a run where it stands; it goes on.
+/// The signal that asks a run where it stands; the run goes on.
 inline constexpr int inquiry_signal = SIGUSR2;
 /// All these as a set.
 sigset_t stop_signal_set();

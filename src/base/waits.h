@@ -19,7 +19,7 @@ struct WaitTotals {
 /// The calling thread's so far.
 WaitTotals waited_so_far();
 
-/// While it lives, the calling thread waits. Inside of another one it counts nothing.
+/// While it lives, the calling thread counts as waiting. Inside of another scope it counts nothing.
 class WaitScope {
  public:
   explicit WaitScope(WaitFor what);

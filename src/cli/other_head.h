@@ -15,8 +15,7 @@ namespace sherd::cli {
 /// The name that a parameter has in other weights; nothing where it begins anew.
 using NameThere = std::function<std::optional<std::string>(const std::string& name)>;
 
-/// Whether a model begins from one that has other labels or none, has them of something else, or has a head
-/// for pairs of texts where it has none.
+/// Whether a model begins from one that has other labels, or another kind of head.
 bool scores_others(const models::GptConfig& options, const config::Model& source);
 
 /// Whether a classifier takes the pooler of a model that learns pairs of texts.

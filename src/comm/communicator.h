@@ -211,11 +211,11 @@ std::unique_ptr<Communicator> make_self(const CommOptions& options);
 /// `separate`: one whose processes this build cannot join, so that each would train by itself.
 enum class Launcher : std::uint8_t { none, mpi, environment, separate };
 
-/// The one that the environment tells of; starts nothing. Under both, torchrun's own word counts, then MPI's
-/// where this build has it.
+/// The launcher that the environment tells of; starts nothing. Under both, torchrun's own word counts, then
+/// MPI's where this build has it.
 Launcher launcher();
-/// How many ranks it says that it started, 0 where it does not say before they have joined; 1 without a
-/// launcher. Throws Error{usage} for variables that are missing or make no sense, and for processes that
+/// How many ranks the launcher says that it started, 0 where it does not say before they have joined; 1
+/// without one. Throws Error{usage} for variables that are missing or make no sense, and for processes that
 /// cannot be joined: it names what was seen, and which launchers do.
 int launched_ranks();
 

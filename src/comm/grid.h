@@ -7,8 +7,8 @@
 
 namespace sherd::comm {
 
-/// The ways in which ranks form groups. The ranks of an axis's group differ in that axis alone (where it is
-/// made of others, in these).
+/// The ways in which ranks form groups. The ranks of an axis's group differ in that axis alone (or, where it
+/// is made of other axes, in these).
 enum class Axis : std::uint8_t {
   tensor,          ///< ranks that hold slices of the same layers
   context,         ///< ranks that hold pieces of the same sequences

@@ -122,7 +122,8 @@ struct MuonOptions : Moments {
   std::array<double, 3> ns_coefficients = {3.4445, -4.7750, 2.0315};
   double ns_eps = 1e-7;  ///< > 0: what a matrix's Frobenius norm is at least taken for
   MuonScale adjust_lr_fn = MuonScale::original;
-  /// ≥ 0: the rate of what is left to AdamW; none: lr. (`muon_lr` overrides `lr` for the matrices.)
+  /// ≥ 0: the rate of parameters that are left to AdamW; none: lr. (`muon_lr` overrides `lr` for the
+  /// matrices.)
   std::optional<double> adam_lr{};
   bool operator==(const MuonOptions&) const = default;
 };

@@ -31,7 +31,7 @@ class TokenRows : public LinearAdapter {
   struct Table {
     std::int64_t rows, vocabulary, width;
   };
-  /// `ids`: each once; `tied`: the rows of another table's, which are these, too; null: these have values of
+  /// `ids`: each once; `tied`: another table's rows, whose values these share; null: these have values of
   /// their own.
   TokenRows(std::vector<std::int64_t> ids, const Table& table, const Layout& layout,
             const nn::ParameterPtr& tied = nullptr);

@@ -30,7 +30,7 @@ struct ExpertOptions {
   tensor::Activation activation = tensor::Activation::gelu_tanh;  ///< for experts that are not gated
   bool bias = false;
   nn::Init init = nn::Init::normal(0, 0.02), output_init = nn::Init::normal(0, 0.02);
-  /// Makes the adapter of a layer of that expert; null, or what it gives is null: there is none.
+  /// Makes the adapter of a layer of that expert; there is none where this function, or its result, is null.
   std::function<std::shared_ptr<LinearAdapter>(std::int64_t expert, ExpertLayer layer)> adapter_of = {};
 };
 

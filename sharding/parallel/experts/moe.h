@@ -33,11 +33,11 @@ struct MoeOptions : ExpertOptions {
   Drop drop = Drop::by_weight;
   /// In training a router's input is multiplied by numbers of [1 − jitter, 1 + jitter].
   double jitter = 0;
-  /// There is a bias per expert, which counts for the choice alone.
+  /// Whether there is a bias per expert, which counts for the choice alone.
   bool correction_bias = false;
-  /// By how much it moves with each step: up where the expert had less than the mean of the step's choices,
-  /// down where it had more (Wang et al. 2024, "Auxiliary-loss-free load balancing"). More than 0: it is
-  /// there.
+  /// The distance that the bias moves with each step: up where the expert had less than the mean of the
+  /// step's choices, down where it had more (Wang et al. 2024, "Auxiliary-loss-free load balancing"). More
+  /// than 0: there is a bias.
   double bias_update = 0;
 };
 
@@ -46,8 +46,8 @@ struct RoutingTotals {
   std::vector<std::int64_t> per_expert;  ///< choices of each expert, before any were dropped
   std::int64_t choices = 0, dropped = 0;
   std::int64_t micro_batches = 0;  ///< counted by the first of the ranks that share one
-  /// Sums over micro-batches of the losses, without their factors; of ranks that share one, shares. The
-  /// pooled loss is the mean of what its layers tell.
+  /// Sums of the losses over micro-batches, without their factors; ranks that share a micro-batch have
+  /// shares. The pooled loss is the mean of its layers' numbers.
   double balance = 0, z = 0;
 
   /// The most loaded expert's choices over the mean; 0 without choices.

@@ -8,8 +8,8 @@
 
 namespace sherd::cli {
 
-/// How many of what is there was found, among so many that were given: precision, recall and F1 of it, 0
-/// where nothing is there or was given.
+/// Counts of labels or entities: those that were given rightly, all that are there, and all that were given;
+/// with precision, recall and F1, 0 where there is nothing to divide by.
 struct FoundCounts {
   std::int64_t right = 0, there = 0, given = 0;
   double precision() const { return share(right, given); }

@@ -16,7 +16,7 @@ namespace sherd::cli {
 /// A text to continue, or a conversation to answer.
 struct Prompt {
   std::string text;                      ///< "prompt"
-  data::Conversation conversation;       ///< or "messages" and what is beside; none: it is a text
+  data::Conversation conversation;       ///< or "messages" and the keys beside them; none: it is a text
   std::string place;                     ///< file and line, for errors
   std::optional<std::string> pair = {};  ///< "text_pair": the other text of a pair
   std::vector<std::string> words = {};   ///< "tokens": a text that is split into words

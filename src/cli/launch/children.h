@@ -14,8 +14,8 @@ struct ChildProgram {
   std::vector<std::string> words;
   std::vector<std::pair<std::string, std::string>> environment{};  ///< beside this process's own
   std::string prefix{};                                            ///< of each line that it prints
-  /// Signals reach it as lines of its input, "signal 15", and it ends where that does: for one on another
-  /// machine, which a signal cannot reach.
+  /// Whether signals reach the program as lines of its input, "signal 15", with whose end it ends: for one on
+  /// another machine, which a signal cannot reach.
   bool signals_by_input = false;
 };
 

@@ -10,7 +10,7 @@ struct LaunchHost {
   std::string name;
   std::vector<int> slots;
 
-  /// Whether these are all from 0 on, as on a machine of which nothing is left out.
+  /// Whether the places are all those from 0 on, as on a machine of which nothing is left out.
   bool is_whole() const;
   int ranks() const { return static_cast<int>(slots.size()); }
 };

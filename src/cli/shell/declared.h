@@ -46,7 +46,7 @@ Expected expected_of(const std::string& shown);
 /// The same of values that no option takes, one by one; the last is what all further ones may be.
 std::vector<Expected> expected_rest(const CommandLine& line);
 
-/// A key that --set takes, and the words that it may be; none: it may be others.
+/// A key that --set takes, and the words that its value may be; none: it may have any value.
 struct SettableKey {
   std::string path;
   std::vector<std::string> choices;

@@ -21,8 +21,8 @@ struct Interval {
 };
 
 /// The intervals between the checkpoints in a run's folder, the first from initial values where no checkpoint
-/// before it was removed. What a run left behind when it went back to an earlier checkpoint is no part of
-/// them, and a line of `notes`. Nor is a checkpoint whose manifest is damaged: a line of `unread`. The
+/// before it was removed. Checkpoints that a run left behind when it went back to an earlier one are no part
+/// of them, but a line of `notes`. A checkpoint whose manifest is damaged is a line of `unread`; the
 /// intervals before and behind it are one where one start of the run made both, else another such line.
 struct Course {
   std::vector<Interval> intervals;

@@ -56,7 +56,7 @@ class Messages {
   Messages(const Messages&) = delete;
   Messages& operator=(const Messages&) = delete;
 
-  /// Whose failure ends this rank's waits; before the first call.
+  /// Sets the board whose failure ends this rank's waits. Called before the first call.
   void use_board(std::shared_ptr<Board> board) { board_ = std::move(board); }
   const std::shared_ptr<MessageHealth>& health() const { return health_; }
   Port& port() { return *port_; }
@@ -68,7 +68,7 @@ class Messages {
   Ticket send(int peer, const std::byte* data, std::size_t bytes);
   Ticket receive(int peer, std::byte* data, std::size_t bytes);
   void wait(const Call& call, Ticket ticket);
-  /// Waits for these; 0 among them are passed over.
+  /// Waits for these messages; tickets of 0 are passed over.
   void wait(const Call& call, const std::vector<Ticket>& tickets);
   /// Waits for a request of the port's that all ranks complete.
   void complete(const Call& call, int request);

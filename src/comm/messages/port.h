@@ -50,7 +50,7 @@ class Port {
   virtual int world_size() const = 0;
   /// A number for each rank, equal for ranks that can share memory. The same on all ranks.
   virtual std::vector<std::uint64_t> machines() const = 0;
-  /// More ranks on this machine than cores that they may use.
+  /// Whether there are more ranks on this machine than cores that they may use.
   virtual bool crowded() const = 0;
   /// This rank's place among the group's of its machine.
   virtual LocalPlace place() const = 0;

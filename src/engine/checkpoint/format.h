@@ -59,8 +59,8 @@ FileChecksum checksum_file(const std::filesystem::path& path);
 /// Key in the metadata of a rank's file of the act of saving.
 inline constexpr const char* save_id_key = "sherd.save";
 
-/// Before a parameter's name, key in the metadata of a rank's file of what its optimizer has learned of the
-/// whole parameter (ParameterNorms::save()). Files that have the same one agree.
+/// This prefix and a parameter's name are the key, in the metadata of a rank's file, of what the optimizer
+/// has learned of the whole parameter (ParameterNorms::save()). Files with the same key agree.
 inline constexpr const char* learned_prefix = "sherd.learned.";
 
 /// The manifest's "format" begins so, whatever its number; this build reads and writes checkpoint_format.

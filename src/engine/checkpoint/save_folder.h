@@ -51,7 +51,7 @@ class SaveFolder {
   RunLock lock_;
 };
 
-/// Manifest::ordinal of what is saved next in a folder: behind those of all that is there.
+/// The Manifest::ordinal of the next checkpoint in a folder: above those of all that are there.
 std::int64_t next_ordinal(const std::filesystem::path& directory);
 
 /// Files that hold a tag, of the newest checkpoint and of that with the lowest validation loss.

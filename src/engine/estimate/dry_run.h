@@ -16,7 +16,7 @@ namespace sherd::engine {
 /// Gives the tensors of one micro-batch on a device; nobody looks at their content.
 using MakeBatch = std::function<tensor::Batch(device::Device&)>;
 
-/// Which rank of what world to play.
+/// The rank to play, and its world.
 struct DryRank {
   int ranks = 1;        ///< world size
   int local_ranks = 1;  ///< on each machine: they share its cores
@@ -55,7 +55,8 @@ class DryRun {
     engine_->assume_values(of_parts);
     if (copy_) copy_->assume_values(of_parts);
   }
-  /// The form of what each part of the model but the last gives; for a LayeredModel that one stage has whole.
+  /// The form of the output of each part of the model but the last; for a LayeredModel that one stage has
+  /// whole.
   std::vector<ValueForm> forms_of_parts();
 
  private:

@@ -32,7 +32,7 @@ struct StageLayout {
   /// Chunks of all stages, in the order of the model: number n is chunk n / stages of stage n % stages.
   /// Together they are the model's parts; of a model without parts, its only chunk.
   std::vector<sharding::Chunk> chunks = {sharding::Chunk{}};
-  /// The form of what each part gives, on a meta device, where no other stage is there to tell; else empty.
+  /// The form of each part's output, on a meta device, where no other stage is there to tell; else empty.
   std::vector<ValueForm> given;
 
   /// This rank's chunks.

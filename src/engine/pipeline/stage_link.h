@@ -15,9 +15,9 @@
 
 namespace sherd::engine {
 
-/// One direction of what the stages of a pipeline pass on: a ring of ranks, each of which receives from one
-/// neighbour and sends to the other. Transfers are under way beside the rank's thread, which waits where it
-/// needs a value. Used from that thread.
+/// One direction in which the stages of a pipeline pass values on: a ring of ranks, each of which receives
+/// from one neighbour and sends to the other. Transfers are under way beside the rank's thread, which waits
+/// where it needs a value. Used from that thread.
 ///
 /// Values carry no name: they are matched by order, and both neighbours list them in one. All values of a
 /// chunk have one shape within a step, which travels ahead of the first.

@@ -14,7 +14,7 @@ namespace sherd::engine {
 /// tracks memory it takes what the pass would take, and gives it back. Used from the rank's thread.
 class PassRunner {
  public:
-  /// Makes a pass over a view, or over a part of one, where its memory is, leaving word in `check` of what
+  /// Makes a pass over a view, or over a part of one, where its memory is, and tells `check` whether anything
   /// became NaN or infinite.
   using Work = std::function<void(const UpdateView& part, optim::FiniteCheck& check)>;
   struct UpdatePass {

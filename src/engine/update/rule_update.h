@@ -52,19 +52,19 @@ class RuleUpdate {
   /// Makes the pass of this phase over a view, each element once a step; gradients are multiplied by
   /// `factor`. False when an updated weight or state is NaN or infinite, as far as that is known at once.
   virtual bool pass(optim::Phase phase, const UpdateView& view, double factor, tensor::Kernels& kernels);
-  /// Makes the exchange of this phase, of what passes have left of the segment, or of its batch. Collective
-  /// over the ranks that share them.
+  /// Makes the exchange of this phase: of the numbers that passes have left for the segment, or for its
+  /// batch. Collective over the ranks that share them.
   virtual void exchange(optim::Phase phase, sharding::Segment& segment, tensor::Kernels& kernels);
   /// Ends a step, whole or abandoned.
   virtual void end_step() noexcept {}
 
  protected:
-  /// Takes what is updated at once of a parameter: by what, and the span's first flat element.
+  /// Takes a span of a parameter that is updated at once: its rule, the span, and its first flat element.
   using SpanVisit = std::function<void(const optim::Hyper&, optim::SpanUpdate&, std::int64_t begin)>;
 
   const optim::Description& rule() const { return rule_; }
   UpdateContext& context() const { return context_; }
-  /// Calls visit for the spans of a view: of what the elementwise pass takes.
+  /// Calls visit for the spans of a view that the elementwise pass updates.
   virtual void for_each_span(const UpdateView& view, double factor, const SpanVisit& visit) const;
   /// The factor of a segment's gradients, where that of the step is `factor`.
   virtual double factor_of(const sharding::Segment& /*segment*/, const optim::Hyper& /*hyper*/,

@@ -36,7 +36,7 @@ class LocalCheckpoints {
   FrozenFiles& frozen() { return frozen_; }
 
   // ---- saving ----
-  /// Makes the folder act.partial, puts frozen files there, and sets by what the act is written.
+  /// Makes the folder act.partial, puts frozen files there, and sets act.write, which writes the act.
   void begin(SaveAct& act);
   /// Completes, on all machines, the checkpoint that all ranks have written, and removes the older one.
   /// Throws on all ranks what one of them met.

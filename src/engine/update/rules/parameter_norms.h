@@ -30,7 +30,7 @@ class ParameterNorms {
   /// `step` of them. `ratios`: some rule takes these. Collective over these ranks, once a step.
   void share(sharding::ShardedModel& model, device::Device& device, std::int64_t step,
              const HyperOf& hyper_of, bool ratios);
-  /// By what the tensor's step is multiplied, from the last share(). 1 before the first, and for padding.
+  /// The factor of the tensor's step, from the last share(); 1 before the first, and for padding.
   double trust(const MeasuredTensor& tensor) const;
   /// Whether 1-bit LAMB refreshed the tensor's variance in the step before, of this run or of the one that
   /// saved what it goes on from.

@@ -78,7 +78,7 @@ class Unit {
   /// Whether an update is going to change its parameters, or does so: nobody may gather them before its end,
   /// at the same point of the program on all ranks.
   bool outdated() const { return outdated_; }
-  /// Of an outdated unit, on this rank alone: whether none of its stored parameters has changed yet; whether
+  /// On this rank alone, for an outdated unit: whether none of its stored parameters has changed yet; whether
   /// all have, and their stores read the new ones.
   bool unchanged() const { return outdated_ && !touched_; }
   bool changed() const { return segments_to_change_ == 0; }

@@ -126,7 +126,7 @@ class Loader {
   std::shared_ptr<LoaderPosition> position_ = std::make_shared<LoaderPosition>();
 };
 
-/// In front of the names of a batch's mismatched like.
+/// The prefix of the names of a batch's mismatched entries.
 inline constexpr const char* mismatched_prefix = "mismatched.";
 
 /// Batches of samples: {"tokens": int32 [b, s], "labels": int32 [b, s]}, labels[i] being the token after

@@ -86,7 +86,8 @@ class PreferenceSamples final : public Samples {
   bool has_target(std::int64_t sequence, std::int64_t places) const;
   std::int64_t sequence_of(std::uint32_t item) const { return range_.begin + items_[item]; }
   Places places_of(std::int64_t sequence) const;
-  /// Places of an item's texts; and those that it takes in a packed row, whose mismatched like has them, too.
+  /// Places of an item's texts; and those that it takes in a packed row, whose mismatched counterpart has
+  /// them, too.
   std::int64_t own_length(std::uint32_t item) const;
   std::int64_t length_of(std::uint32_t item) const;
   std::vector<Text> texts_at(std::int64_t position) const;

@@ -30,7 +30,7 @@ struct InputFile {
   bool json_lines = false;
 };
 
-/// The bytes of all; 0 where one is a pipe.
+/// The bytes of all files; 0 where one is a pipe.
 std::uint64_t total_bytes(const std::vector<InputFile>& files);
 
 /// The files that `inputs` name, in that order; a folder stands for all files below it whose names do not

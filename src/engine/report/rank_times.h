@@ -71,7 +71,7 @@ class StragglerWatch {
   int steps_ = 0;
 };
 
-/// Measures one rank's steps, and tells all ranks' on rank 0. Nothing of it in a world of one rank; nor on
+/// Measures one rank's steps, and tells all ranks' on rank 0. It does nothing in a world of one rank, nor on
 /// GPUs, where the thread is ahead of its GPU and collectives wait there.
 class RankWatch {
  public:

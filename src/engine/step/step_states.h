@@ -15,8 +15,8 @@ namespace sherd::engine {
 /// the sums over ranks. Used from the rank's thread.
 class StepStates {
  public:
-  /// All must outlive it. `ranks`: all that take part in the step. `first`: of the tensor ranks that have
-  /// this one's tokens, and count alike, the one that is listened to.
+  /// All must outlive it. `ranks`: all that take part in the step. `first`: whether this is the first of the
+  /// tensor ranks with the same tokens, which count alike: its counts are the ones that are taken.
   StepStates(nn::Module& model, comm::Communicator& ranks, bool first, device::Device& device);
   /// Collective where the model has such modules, else nothing: one exchange for all of them.
   void end_step(bool applied);

@@ -52,7 +52,7 @@ class Optimizer {
   void set_steps(std::int64_t steps) { context_.step = steps; }
 
   // ---- an update ----
-  /// Opens the next one, for which the rates of this moment hold. `norm`: of all gradients, as they are
+  /// Opens the next step, for which the rates of this moment hold. `norm`: of all gradients, as they are
   /// multiplied with the factor of passes; for rules that measure.
   void begin_step(double norm = 0);
   /// Takes begin_step() back while nothing was updated yet.

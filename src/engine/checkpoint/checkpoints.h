@@ -35,7 +35,7 @@ class Checkpoints {
   /// not known, or has moved by hand, train_batch_size.
   std::int64_t samples_of_step();
   void set_files(ExtraFiles files) { files_ = std::make_shared<const ExtraFiles>(std::move(files)); }
-  /// Has checkpoints refer to it for what does not train; on all ranks alike.
+  /// Lets checkpoints refer to `base` for parameters that do not train; on all ranks alike.
   void set_base(BaseReference base) { base_ = std::move(base); }
   void claim(const std::string& directory);
   void save(const std::string& directory, const SaveOptions& options);

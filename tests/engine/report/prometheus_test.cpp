@@ -147,12 +147,12 @@ TEST(PrometheusText, CountsRestartsAsTheLauncherDoes) {
   EXPECT_THAT(PrometheusText().text(), HasSubstr("\nsherd_restarts_total 2\n"));
 }
 
-TEST(MetricsFile, HasAPageThatGrowsOldNoLongerThanAsked) {
+TEST(MetricsTextfile, HasAPageThatGrowsOldNoLongerThanAsked) {
   const TempFolder folder;
   const auto path = folder / "sherd.prom";
   const auto text = [&] { return read_text(path); };
   {
-    MetricsFile often(path, 0);
+    MetricsTextfile often(path, 0);
     EXPECT_THAT(text(), AllOf(HasSubstr("sherd_build_info"), Not(HasSubstr("sherd_step"))));
     often.tell(step_of(1));
     EXPECT_THAT(text(), AllOf(HasSubstr("\nsherd_step 1\n"), HasSubstr("sherd_nvme_read_bytes_total 10\n")));
@@ -160,7 +160,7 @@ TEST(MetricsFile, HasAPageThatGrowsOldNoLongerThanAsked) {
     EXPECT_THAT(text(), AllOf(HasSubstr("\nsherd_step 2\n"), HasSubstr("sherd_nvme_read_bytes_total 20\n")));
   }
   {
-    MetricsFile seldom(path, 3600);
+    MetricsTextfile seldom(path, 3600);
     seldom.tell(step_of(3)), seldom.tell(step_of(4));
     EXPECT_THAT(text(), Not(HasSubstr("sherd_step"))) << "of this run, and none yet";
   }
@@ -168,11 +168,11 @@ TEST(MetricsFile, HasAPageThatGrowsOldNoLongerThanAsked) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 1) << "no other file";
 }
 
-TEST(MetricsFile, ThatCannotBeWrittenAnyMoreIsOneWarning) {
+TEST(MetricsTextfile, ThatCannotBeWrittenAnyMoreIsOneWarning) {
   const TempFolder folder;
   std::filesystem::create_directory(folder / "gone");
   const auto path = std::filesystem::path(folder / "gone") / "sherd.prom";
-  MetricsFile file(path, 0);
+  MetricsTextfile file(path, 0);
   std::filesystem::remove_all(folder / "gone");
   ::testing::internal::CaptureStderr();
   for (int step = 1; step <= 3; ++step) EXPECT_NO_THROW(file.tell(step_of(step)));
@@ -182,7 +182,7 @@ TEST(MetricsFile, ThatCannotBeWrittenAnyMoreIsOneWarning) {
   std::filesystem::create_directory(folder / "gone");
   file.tell(step_of(4));
   EXPECT_THAT(read_text(path), HasSubstr("\nsherd_step 4\n"));
-  expect_error(ErrorKind::io, "none/x.prom", [&] { MetricsFile(folder / "none/x.prom"); });
+  expect_error(ErrorKind::io, "none/x.prom", [&] { MetricsTextfile(folder / "none/x.prom"); });
 }
 
 TEST(PrometheusText, EverySampleFollowsItsFamilysHelpAndType) {

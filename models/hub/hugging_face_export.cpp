@@ -112,7 +112,7 @@ class Exporter {
   nn::WeightSource& weights_;
   device::Device& device_;
   DType dtype_;
-  LowBitExport* low_bits_;
+  MatrixExport* low_bits_;
   Tensor values_;
   std::vector<std::byte> bytes_;
   /// The first parts of tensors whose parts take turns.

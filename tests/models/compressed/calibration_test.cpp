@@ -1,0 +1,106 @@
+// Calibration block by block, against the same in PyTorch and NumPy
+// (scripts/references/make_compressed_reference.py).
+#include "models/compressed/calibration.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "models/compressed/reference_numbers.h"
+#include "support/expect_error.h"
+
+namespace sherd::models {
+namespace {
+
+using test::Numbers;
+using test::PublishedModel;
+
+const std::vector<std::string> parts{"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+                                     "self_attn.o_proj", "mlp.gate_proj",    "mlp.up_proj",
+                                     "mlp.down_proj"};
+
+/// The first texts. All 180 pass the model in two batches.
+CalibrationTexts texts(std::int64_t sequences) {
+  auto tokens = Numbers("llama.safetensors").of<std::int32_t>("tokens");
+  tokens.resize(static_cast<std::size_t>(sequences * 12));
+  return {tokens, sequences, 12};
+}
+
+TEST(Calibration, HasThePapersCodesInEveryBlock) {
+  const Numbers numbers("llama.safetensors");
+  PublishedModel published("llama");
+  std::vector<double> told;
+  Calibration calibration(published.options, published.layout, published.weights, *published.cpu.device,
+                          {.kind = CompressedKind::int4, .group = 4}, texts(180),
+                          [&](double done, double total) { told.push_back(done / total); });
+  std::size_t other = 0;
+  for (int layer = 0; layer < 2; ++layer)
+    for (const std::string& part : parts) {
+      const std::string name = cat("model.layers.", layer, ".", part);
+      const Calibration::Matrix made = calibration.take(name + ".weight");
+      const auto codes = numbers.of<std::uint8_t>(cat("int4.", name, ".codes"));
+      const auto scales = numbers.of<float>(cat("int4.", name, ".scales"));
+      ASSERT_EQ(made.compressed.codes.size(), codes.size()) << name;
+      for (std::size_t i = 0; i < codes.size(); ++i) other += codes[i] != made.compressed.codes[i];
+      ASSERT_EQ(made.compressed.scales.size(), scales.size());
+      for (std::size_t i = 0; i < scales.size(); ++i)
+        EXPECT_NEAR(made.compressed.scales[i], scales[i], 1e-4 * scales[i]) << name;
+      EXPECT_GT(made.output_error, 1e-3) << name;
+      EXPECT_LT(made.output_error, 0.2) << name;
+    }
+  EXPECT_LE(other, 4U) << "of 2720 codes";
+  ASSERT_FALSE(told.empty());
+  EXPECT_EQ(told.back(), 1);
+  EXPECT_EQ(calibration.unseen(), 0);
+}
+
+TEST(Calibration, FindsTheScalesOfInputs) {
+  const Numbers numbers("llama.safetensors");
+  PublishedModel published("llama");
+  Calibration calibration(published.options, published.layout, published.weights, *published.cpu.device,
+                          {.kind = CompressedKind::int8, .static_inputs = true}, texts(3));
+  for (int layer = 0; layer < 2; ++layer)
+    for (const std::string& part : parts) {
+      const std::string name = cat("model.layers.", layer, ".", part);
+      const Calibration::Matrix made = calibration.take(name + ".weight");
+      const float scale = numbers.of<float>(cat("int8.", name, ".scale"))[0];
+      EXPECT_NEAR(made.compressed.input_scale, scale, 1e-5 * scale) << name;
+      const float error = numbers.of<float>(cat("int8.", name, ".error"))[0];
+      EXPECT_NEAR(made.output_error, error, 0.01 * error) << name;
+    }
+}
+
+/// An expert that no token reaches is rounded to nearest, and has its neighbours' inputs.
+TEST(Calibration, KnowsExpertsThatNoTokenReaches) {
+  PublishedModel published("mixtral");
+  const CalibrationTexts one{{5}, 1, 1};  // reaches two of the experts
+  Calibration calibration(published.options, published.layout, published.weights, *published.cpu.device,
+                          {.kind = CompressedKind::int8, .static_inputs = true}, one);
+  std::map<bool, int> seen;
+  for (int expert = 0; expert < published.options.moe.experts; ++expert) {
+    const Calibration::Matrix made =
+        calibration.take(cat("model.layers.0.block_sparse_moe.experts.", expert, ".w1.weight"));
+    ++seen[made.output_error >= 0];
+    EXPECT_GT(made.compressed.input_scale, 1e-6f);
+  }
+  EXPECT_EQ(seen[true], 2);
+  EXPECT_EQ(seen[false], published.options.moe.experts - 2);
+  EXPECT_EQ(calibration.unseen(), 2 * (published.options.moe.experts - 2))
+      << "in the first layer, up and down";
+}
+
+TEST(Calibration, RefusesWhatItCannotRun) {
+  PublishedModel published("llama"), encoder("bert");
+  const CompressedScheme scheme{.kind = CompressedKind::int4, .group = 4};
+  testing::expect_error(ErrorKind::data, "use token 37, and the model has ids 0 to 36", [&] {
+    Calibration(published.options, published.layout, published.weights, *published.cpu.device, scheme,
+                {{1, 37}, 1, 2});
+  });
+  testing::expect_error(ErrorKind::config, "calibration runs decoders alone", [&] {
+    Calibration(encoder.options, encoder.layout, encoder.weights, *encoder.cpu.device, scheme,
+                {{1, 2}, 1, 2});
+  });
+}
+
+}  // namespace
+}  // namespace sherd::models

@@ -16,7 +16,7 @@
 
 namespace sherd::test {
 
-/// A file of scripts/make_compressed_reference.py.
+/// A file of scripts/references/make_compressed_reference.py.
 class Numbers {
  public:
   explicit Numbers(const std::string& name)

@@ -42,6 +42,7 @@ TEST_F(ExportCompressed, GoesOutAndComesIn) {
 
   const Outcome fixed = exported("fp8", {"fp8", "--calibrate", prefix()});
   ASSERT_EQ(fixed.code, 0) << fixed.err;
+  EXPECT_THAT(fixed.err, HasSubstr(" % away, outputs "));
   EXPECT_EQ(
       quantization_config("fp8").at("config_groups").at("group_0").at("input_activations").at("strategy"),
       "tensor");
@@ -56,6 +57,15 @@ TEST_F(ExportCompressed, GoesOutAndComesIn) {
   EXPECT_LT(told.at("outputs_error"), told.at("weights_error")) << "what the inputs do not see is given away";
   EXPECT_GT(told.at("outputs_error"), 0.0);
   EXPECT_THAT(gptq.err, HasSubstr(" and changed layers' outputs by "));
+  // Texts may go from one document into the next.
+  std::string lines;
+  for (int i = 0; i < 30; ++i)
+    lines += cat("{\"text\": \"jar ", std::string(static_cast<std::size_t>(i % 9), 'x'), "\"}\n");
+  write_text(folder_ / "docs.jsonl", lines);
+  ASSERT_EQ(
+      sherd({"prepare", "--input", in("docs.jsonl"), "--tokenizer", "byte", "--output", in("docs")}).code, 0);
+  const Outcome over_documents = exported("documents", {"int8", "--calibrate", in("docs")});
+  EXPECT_EQ(over_documents.code, 0) << over_documents.err;
   // The same again has the same bytes, and says nothing where it is told so.
   fs::rename(folder_ / "int4", folder_ / "first");
   std::vector<std::string> quiet = options;

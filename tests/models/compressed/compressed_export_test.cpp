@@ -165,6 +165,16 @@ TEST(CompressedExport, DescribesItselfAsCompressedTensorsDoes) {
   }
 }
 
+TEST(CompressedFiles, OtherFormsAreRefusedByTheirConfig) {
+  PublishedModel published("llama");
+  const CompressedExport form({.kind = CompressedKind::int4}, published.options, published.linear, nullptr);
+  std::string text = form.described(published.config, {}, "float32");
+  for (std::size_t at = 0; (at = text.find("pack-quantized", at)) != std::string::npos; at += 20)
+    text.insert(at, "nvfp4-");
+  testing::expect_error(ErrorKind::config, "take the files of the model before it was quantised",
+                        [&] { from_hugging_face(text, "config.json"); });
+}
+
 TEST(CompressedExport, RefusesFamiliesWithoutAForm) {
   for (const auto& [family, part] : {std::pair{"gpt2", "gpt2 stores its matrices transposed"},
                                      {"gpt_oss", "stores all experts of a layer in one tensor"},

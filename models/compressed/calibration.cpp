@@ -195,7 +195,7 @@ void Calibration::compress(const nn::ParameterPtr& weight) {
   inputs.samples = {};
 }
 
-/// Of each output what rounding changes over the samples, squared and summed, and what it is.
+/// For each output, squares summed over the samples: its change by rounding, and itself.
 std::vector<std::pair<double, double>> Calibration::row_errors(const autograd::Parameter& weight,
                                                                const CompressedMatrix& made,
                                                                const Inputs& inputs) {

@@ -51,7 +51,7 @@ class Calibration {
   std::int64_t unseen() const { return unseen_; }
 
  private:
-  /// What a layer has been given.
+  /// The inputs of a layer so far.
   struct Inputs {
     tensor::Tensor hessian;      ///< Σ x·xᵀ, [inputs, inputs] fp32; undefined: there were none
     std::vector<float> samples;  ///< some rows

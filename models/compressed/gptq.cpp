@@ -100,7 +100,7 @@ class Rounder {
  private:
   /// Scales are found as columns come, not beforehand.
   bool finds_scales() const { return out_.groups() > 1 && !scheme_.activation_order; }
-  /// What is left of column number `i`, in the order of rounding, of all rows.
+  /// Column number `i` in the order of rounding, of all rows, with the errors that it has taken.
   float* left(std::int64_t i) { return left_.data<float>() + i * rows_; }
 
   /// The scales of a group, whose values lie at `values` with these steps.

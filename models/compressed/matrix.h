@@ -36,7 +36,7 @@ CompressedMatrix round_to_nearest(const CompressedScheme& scheme, const std::str
 /// Throws as round_to_nearest() does.
 void require_compressible(const CompressedScheme& scheme, const std::string& name,
                           std::span<const float> values, std::int64_t columns);
-/// What the matrix stands for, [rows, columns], in fp32.
+/// The numbers that the matrix stands for, [rows, columns], in fp32.
 void decompress(CompressedKind kind, const CompressedMatrix& matrix, std::span<float> to);
 /// Rounds the inputs of a layer, rows of `columns` elements, as servers do: by `input_scale`, or where that
 /// is 0 each row by a scale of its own.

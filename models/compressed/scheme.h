@@ -8,8 +8,8 @@
 
 namespace sherd::models {
 
-/// What the weights of linear layers become in the forms of compressed-tensors, which vLLM, SGLang and
-/// transformers read. All are symmetric: a code times a scale.
+/// The forms of compressed-tensors for weights of linear layers, which vLLM, SGLang and transformers read.
+/// All are symmetric: a code times a scale.
 enum class CompressedKind : std::uint8_t {
   int8,  ///< codes -128…127, a scale for each output; inputs in int8 too ("W8A8")
   fp8,   ///< E4M3, a scale for each output; inputs in E4M3 too

@@ -10,7 +10,7 @@
 
 namespace sherd::models {
 
-/// What compressing changed in a published matrix.
+/// The errors that compressing made in a published matrix.
 struct CompressedLayer {
   std::string weight;        ///< its published name
   double weight_error = 0;   ///< ‖Q(W) - W‖ / ‖W‖

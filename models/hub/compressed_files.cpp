@@ -74,7 +74,7 @@ class CompressedFile final : public LowBitMatrix {
     return std::nullopt;
   }
 
-  /// Of a code that is packed; 0: none that is read.
+  /// The bits of a code that is packed; 0: none that is read.
   static std::int64_t bits_of(const SafetensorsEntry& codes, std::int64_t out, std::int64_t in) {
     if (codes.dtype != DType::i32 || codes.shape.size() != 2 || codes.shape[0] != out) return 0;
     for (const std::int64_t bits : {4, 8})

@@ -206,7 +206,7 @@ class OtherFiles {
     const auto bytes = std::as_bytes(std::span(values));
     add(name, dtype_of<T>(), std::move(shape), {bytes.begin(), bytes.end()});
   }
-  /// What elements [first, first + count) stand for; the findings of check(), where there are any.
+  /// The numbers of elements [first, first + count). Throws the first of the findings of check().
   std::vector<float> read(std::vector<std::int64_t> shape, std::int64_t first, std::size_t count) {
     const TempFolder folder;
     tensor::SafetensorsFolderWriter writer(folder.path(), specs_, 1 << 30, {});

@@ -30,24 +30,21 @@ void restore_step_states(nn::Module& model, const std::map<std::string, std::vec
   });
 }
 
-/// The rows of a parameter that a published tensor has, as a matrix of their own.
-CompressedMatrix rows_of(const CompressedMatrix& whole, const PublishedParameter& where, std::size_t tensor) {
-  CompressedMatrix out = whole;
-  const auto columns = static_cast<std::size_t>(whole.columns),
-             groups = static_cast<std::size_t>(whole.groups());
-  out.rows = where.tensors[tensor].shape[0];
-  out.codes.resize(static_cast<std::size_t>(out.rows) * columns);
-  out.scales.resize(static_cast<std::size_t>(out.rows) * groups);
+/// Copies the rows of a parameter that a published tensor has; others may be another parameter's.
+void copy_rows(const CompressedMatrix& whole, const PublishedParameter& where, std::size_t tensor,
+               CompressedMatrix& to) {
+  const std::int64_t columns = whole.columns, groups = whole.groups();
+  to.rows = where.tensors[tensor].shape[0], to.columns = columns, to.group = whole.group;
+  to.input_scale = whole.input_scale;
+  to.codes.resize(static_cast<std::size_t>(to.rows * columns));
+  to.scales.resize(static_cast<std::size_t>(to.rows * groups));
   for (const PublishedParameter::RowRun& run : where.rows) {
     if (run.tensor != static_cast<int>(tensor)) continue;
-    const auto row = static_cast<std::size_t>(run.row), rows = static_cast<std::size_t>(run.rows),
-               to = static_cast<std::size_t>(run.tensor_row);
-    std::copy_n(whole.codes.begin() + static_cast<std::ptrdiff_t>(row * columns), rows * columns,
-                out.codes.begin() + static_cast<std::ptrdiff_t>(to * columns));
-    std::copy_n(whole.scales.begin() + static_cast<std::ptrdiff_t>(row * groups), rows * groups,
-                out.scales.begin() + static_cast<std::ptrdiff_t>(to * groups));
+    std::copy_n(whole.codes.begin() + run.row * columns, run.rows * columns,
+                to.codes.begin() + run.tensor_row * columns);
+    std::copy_n(whole.scales.begin() + run.row * groups, run.rows * groups,
+                to.scales.begin() + run.tensor_row * groups);
   }
-  return out;
 }
 
 }  // namespace
@@ -98,9 +95,9 @@ Calibration::Matrix Calibration::take(const std::string& tensor) {
   }
   const auto found = made_.find(tensor);
   require(found != made_.end(), tensor, " was asked of a calibration out of order");
-  Matrix out = std::move(found->second);
+  Made made = std::move(found->second);
   made_.erase(found);
-  return out;
+  return {std::move(made.compressed), made.whole > 0 ? std::sqrt(made.lost / made.whole) : -1};
 }
 
 void Calibration::load(std::size_t part) {
@@ -224,16 +221,14 @@ std::vector<std::pair<double, double>> Calibration::row_errors(const autograd::P
 void Calibration::share_out(const std::string& weight, const CompressedMatrix& whole,
                             const std::vector<std::pair<double, double>>& row_errors) {
   const PublishedParameter where = layout_.published(weight);
-  for (std::size_t i = 0; i < where.tensors.size(); ++i) {
-    double lost = 0, all = 0;
-    for (const PublishedParameter::RowRun& run : where.rows)
-      for (std::int64_t row = run.row; row < run.row + run.rows && !row_errors.empty(); ++row)
-        if (run.tensor == static_cast<int>(i)) {
-          lost += row_errors[static_cast<std::size_t>(row)].first;
-          all += row_errors[static_cast<std::size_t>(row)].second;
-        }
-    made_[where.tensors[i].name] = {rows_of(whole, where, i), all > 0 ? std::sqrt(lost / all) : -1};
-  }
+  for (std::size_t i = 0; i < where.tensors.size(); ++i)
+    copy_rows(whole, where, i, made_[where.tensors[i].name].compressed);
+  for (const PublishedParameter::RowRun& run : where.rows)
+    for (std::int64_t row = run.row; row < run.row + run.rows && !row_errors.empty(); ++row) {
+      const auto& [lost, all] = row_errors[static_cast<std::size_t>(row)];
+      Made& made = made_[where.tensors[static_cast<std::size_t>(run.tensor)].name];
+      made.lost += lost, made.whole += all;
+    }
 }
 
 }  // namespace sherd::models

@@ -82,7 +82,12 @@ class Calibration {
   std::vector<tensor::Tensor> states_;  ///< of each batch, what the last part gave
   std::size_t next_part_ = 0;
   std::map<std::string, Inputs> inputs_;  ///< of the part at hand, by weight
-  std::map<std::string, Matrix> made_;    ///< by published name
+  /// A published matrix, whose rows several parameters may have.
+  struct Made {
+    CompressedMatrix compressed;
+    double lost = 0, whole = 0;  ///< of its outputs, squared and summed: their change, and they themselves
+  };
+  std::map<std::string, Made> made_;  ///< by published name
   std::int64_t unseen_ = 0;
   double passes_ = 0;
 };

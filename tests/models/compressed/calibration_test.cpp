@@ -89,6 +89,45 @@ TEST(Calibration, KnowsExpertsThatNoTokenReaches) {
       << "in the first layer, up and down";
 }
 
+/// Layers of every kind tell what they are given, in every family whose layers have such a form.
+TEST(Calibration, SeesTheLayersOfEveryFamily) {
+  for (const char* family : {"deepseek_v2_lite",
+                             "deepseek_v3",
+                             "gemma2",
+                             "gemma3_text",
+                             "glm4",
+                             "glm4_moe",
+                             "granite",
+                             "ministral3",
+                             "mistral",
+                             "olmo2",
+                             "olmo3",
+                             "phi3",
+                             "qwen2",
+                             "qwen2_moe",
+                             "qwen3",
+                             "qwen3_5",
+                             "qwen3_5_moe",
+                             "qwen3_moe",
+                             "qwen3_next",
+                             "smollm3"}) {
+    SCOPED_TRACE(family);
+    PublishedModel published(family);
+    CalibrationTexts texts{{}, 8, 12};
+    for (std::int32_t i = 0; i < 96; ++i) texts.tokens.push_back(i * i % 37);
+    Calibration calibration(published.options, published.layout, published.weights, *published.cpu.device,
+                            {.kind = CompressedKind::int4, .group = 1}, texts);
+    std::set<std::string> seen;  // a gate's rows lie in one matrix with its queries'
+    for (const auto& p : published.model.parameters())
+      for (const PublishedTensor& tensor : published.layout.published(p->name).tensors)
+        if (published.linear.contains(p->name) && tensor.stacked == 0 && seen.insert(tensor.name).second) {
+          const double error = calibration.take(tensor.name).output_error;
+          EXPECT_TRUE(is_of_expert(p->name) || error >= 0) << tensor.name;
+          EXPECT_LT(error, 0.2) << tensor.name;
+        }
+  }
+}
+
 TEST(Calibration, RefusesWhatItCannotRun) {
   PublishedModel published("llama"), encoder("bert");
   const CompressedScheme scheme{.kind = CompressedKind::int4, .group = 4};

@@ -16,6 +16,9 @@ namespace {
 /// Batches have rows that are a multiple of this, so that few shapes of products need to be prepared.
 constexpr std::int64_t scored_row_step = 32;
 
+/// So many texts are read behind one context whatever rows that takes, as choices of a question are.
+constexpr std::int64_t choices_together = 4;
+
 std::int64_t stepped(std::int64_t rows, std::int64_t most) {
   return std::min((rows + scored_row_step - 1) / scored_row_step * scored_row_step, most);
 }
@@ -91,25 +94,47 @@ class Batch {
   GroupRows rows_;
 };
 
+/// Groups of a context, of which the last one takes more texts.
+struct OpenGroup {
+  std::size_t index = 0;
+  std::int64_t behind = 0, places = 0;  ///< as GroupRows has them
+};
+
+/// Takes a text into the group, or tells that places of the key cache would then have more than `most_rows`
+/// rows.
+bool take(OpenGroup& open, const ScoreRequest& text, std::int64_t most_rows, const GptConfig& model) {
+  const std::int64_t behind = std::max(open.behind, rows_behind(text)),
+                     places = open.places + (rows_behind(text) > 0 ? 1 : 0);
+  if (places > choices_together &&
+      places * (model.adapter.virtual_tokens() + text.first + behind) > most_rows)
+    return false;
+  open.behind = behind, open.places = places;
+  return true;
+}
+
 /// The texts that `first_alike` names as themselves, each in a group.
 std::vector<Group> groups_of(std::span<const ScoreRequest> texts, std::span<const std::size_t> first_alike,
-                             const GptConfig& model, SharedContexts contexts) {
+                             std::int64_t most_rows, const GptConfig& model, SharedContexts contexts) {
   std::vector<Group> out;
-  std::map<std::span<const std::int32_t>, std::size_t, decltype([](auto a, auto b) {
+  std::map<std::span<const std::int32_t>, OpenGroup, decltype([](auto a, auto b) {
              return std::lexicographical_compare(a.begin(), a.end(), b.begin(), b.end());
            })>
       by_context;
   for (std::size_t i = 0; i < texts.size(); ++i) {
     if (first_alike[i] != i) continue;
-    const bool shares = contexts == SharedContexts::read_once && !model.has_encoder() &&
-                        texts[i].first >= least_shared_context;
+    const ScoreRequest& text = texts[i];
+    const bool shares =
+        contexts == SharedContexts::read_once && !model.has_encoder() && text.first >= least_shared_context;
     if (shares) {
-      const std::span context(texts[i].tokens.data(), static_cast<std::size_t>(texts[i].first));
-      const auto [found, is_new] = by_context.try_emplace(context, out.size());
-      if (!is_new) {
-        out[found->second].push_back(i);
+      const std::span context(text.tokens.data(), static_cast<std::size_t>(text.first));
+      const auto [found, is_new] = by_context.try_emplace(context);
+      OpenGroup& open = found->second;
+      if (!is_new && take(open, text, most_rows, model)) {
+        out[open.index].push_back(i);
         continue;
       }
+      open = {out.size()};
+      take(open, text, most_rows, model);
     }
     out.push_back({i});
   }
@@ -343,7 +368,7 @@ std::vector<Score> score_texts(Gpt& model, const RunPass& run, std::span<const S
     }
   };
   // Ranks run as many passes, so those that go on in a second one are apart.
-  std::vector<Group> groups = groups_of(texts, alike, model.config(), contexts);
+  std::vector<Group> groups = groups_of(texts, alike, most_rows, model.config(), contexts);
   const auto once = std::stable_partition(groups.begin(), groups.end(), [&](const Group& group) {
     return rows_of(texts, group, model.config()).behind == 0;
   });

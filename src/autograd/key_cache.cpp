@@ -49,8 +49,9 @@ void KeyCache::begin(tensor::Device& device, std::vector<Rows> rows, std::int64_
 }
 
 void KeyCache::fork(tensor::Kernels& kernels, std::int64_t from, std::int64_t to) {
-  require(from >= 0 && to >= 0 && from < texts_ && to < texts_ && from != to && text_keys_.empty(), "text ",
-          to, " as text ", from, " of ", texts_, " in a key cache");
+  require(from >= 0 && to >= 0 && from < texts_ && to < texts_ && from != to, "text ", from,
+          " of a key cache cannot be copied to text ", to, ": it has ", texts_, " texts");
+  require(text_keys_.empty(), "keys of layers that find their attention themselves cannot be copied");
   for (const LayerStore& layer : layers_)
     for (const Tensor& kept : {layer.keys, layer.values})
       if (kept) kernels.copy(kept.rows(from, from + 1), kept.rows(to, to + 1));

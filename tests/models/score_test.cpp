@@ -231,6 +231,31 @@ TEST_F(ScoreTexts, ReadSharedContextsOnce) {
   }
 }
 
+/// A context with many texts is read again rather than that they all lie in the key cache at once: four do.
+TEST_F(ScoreTexts, ReadAContextAgainWhereItsTextsAreTooMany) {
+  GptConfig o = test::tiny_llama();
+  o.seq_length = 64;
+  Gpt model(o);
+  test::PlainParameters parameters(*cpu_.kernels, model, DType::f64);
+  std::vector<ScoreRequest> texts;
+  for (std::int32_t i = 0; i < 10; ++i) {
+    ScoreRequest text{Ids(40, 3), 40, {}};
+    for (std::int32_t j = 0; j < 2 + i % 3; ++j) text.tokens.push_back((i + 7 * j) % 11);
+    texts.push_back(text);
+  }
+  const std::vector<Score> want = score_texts(model, run(), texts, 1000);
+  for (const auto& [most_rows, groups] : {std::pair<std::int64_t, int>{1, 3}, {6 * 43, 2}, {100000, 1}}) {
+    passes_ = 0;
+    const std::vector<Score> got =
+        score_texts(model, run(), texts, most_rows, {}, {}, SharedContexts::read_once);
+    EXPECT_EQ(passes_, 2 * groups) << most_rows;
+    for (std::size_t t = 0; t < texts.size(); ++t) {
+      EXPECT_NEAR(got[t].log_likelihood, want[t].log_likelihood, 1e-9 * -want[t].log_likelihood) << t;
+      EXPECT_EQ(got[t].tokens, want[t].tokens) << t;
+    }
+  }
+}
+
 /// Equal choices tie, whatever else is scored; as the likeliest, the first of them is taken.
 TEST_F(ScoreTexts, AreEqualToTheBitWhereTheTextsAre) {
   const GptConfig o = test::tiny_gpt2();

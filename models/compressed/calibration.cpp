@@ -61,7 +61,9 @@ Calibration::Calibration(const GptConfig& options, const HuggingFaceLayout& layo
       model_(options),
       tape_(*kernels_) {
   if (!options.causal || options.has_encoder())
-    fail(ErrorKind::config, "calibration runs decoders alone: this model reads whole texts at once");
+    fail(ErrorKind::config,
+         "calibration runs decoders alone, and this model reads whole texts at once; export "
+         "it with --format nf4, fp4 or int8");
   require(texts.sequences > 0 && std::ssize(texts.tokens) == texts.sequences * texts.length,
           "calibration: ", texts.tokens.size(), " tokens for ", texts.sequences, " sequences of ",
           texts.length);
@@ -146,9 +148,19 @@ void Calibration::watch(const autograd::Parameter& weight, const Tensor& x) {
   const Tensor rows = as_rows(x);
   const std::int64_t count = rows.shape()[0], columns = rows.shape()[1];
   const float* values = rows.data<float>();
-  for (std::int64_t i = 0; i < rows.numel(); ++i)
+  bool finite = true;
+  for (std::int64_t i = 0; i < rows.numel(); ++i) {
+    finite = finite && std::isfinite(values[i]);
     inputs.largest = std::max(inputs.largest, std::abs(values[i]));
-  const std::int64_t taken = std::min(count, std::max<std::int64_t>(1, sampled_rows / std::ssize(batches_)));
+  }
+  if (!finite)
+    fail(ErrorKind::data, "an input of ", weight.name,
+         " in calibration is infinite or no number: the model's weights are not finite, or its activations "
+         "overflow on these texts; see its loss on them by `sherd evaluate --data`, and export an earlier "
+         "checkpoint (--tag), or without --calibrate");
+  const std::int64_t left = sampled_rows - std::ssize(inputs.samples) / columns,
+                     of_batch = std::max<std::int64_t>(1, sampled_rows / std::ssize(batches_)),
+                     taken = std::min({count, of_batch, left});
   for (std::int64_t i = 0; i < taken; ++i) {
     const float* row = values + i * count / taken * columns;
     inputs.samples.insert(inputs.samples.end(), row, row + columns);

@@ -40,7 +40,8 @@ CompressedExport::CompressedExport(const CompressedScheme& scheme, const GptConf
     : scheme_(scheme), linear_(std::move(linear)), calibration_(calibration), told_(std::move(told)) {
   const Family& family = family_of(model.type);
   if (!model.causal || model.has_encoder())
-    fail(ErrorKind::config, "compressed-tensors is the form of decoders, which ", family.name, " is not");
+    fail(ErrorKind::config, "compressed-tensors is the form of decoders, which ", family.name,
+         " is not; export it with --format nf4, fp4 or int8");
   if (family.names.transposed)
     fail(ErrorKind::config, family.name,
          " stores its matrices transposed, in layers (Conv1D) that compressed-tensors does not know; export "

@@ -120,10 +120,11 @@ nlohmann::ordered_json quantized_as_json(const Exported& what) {
     return error < 0 ? nlohmann::ordered_json() : nlohmann::ordered_json(error);
   };
   nlohmann::ordered_json out{{"kind", models::name_of(what.few_bits.compressed->kind)},
-                             {"calibrated_on", what.few_bits.calibrate},
+                             {"calibrated_on", nullptr},
                              {"weights_error", what.error},
                              {"outputs_error", known(mean_output_error(what.layers))},
                              {"layers", nlohmann::ordered_json::array()}};
+  if (!what.few_bits.calibrate.empty()) out["calibrated_on"] = what.few_bits.calibrate;
   for (const models::CompressedLayer& layer : what.layers)
     out["layers"].push_back({{"weight", layer.weight},
                              {"weights_error", layer.weight_error},

@@ -30,8 +30,10 @@ class ExportCompressed : public Train {
 
 TEST_F(ExportCompressed, GoesOutAndComesIn) {
   run({"model.type=llama", "model.ffn_hidden_size=64"});
-  const Outcome nearest = exported("int8", {"int8"});
+  const Outcome nearest = exported("int8", {"int8", "--json"});
   ASSERT_EQ(nearest.code, 0) << nearest.err;
+  for (const char* key : {"calibrated_on", "outputs_error"})
+    EXPECT_TRUE(json::parse(nearest.out).at("quantized").at(key).is_null()) << key;
   EXPECT_THAT(nearest.err, HasSubstr("model.layers.1.mlp.down_proj.weight: weights 0."));
   EXPECT_THAT(nearest.err, HasSubstr("in bf16 and int8, which rounded away 0."));
   EXPECT_THAT(nearest.err, ::testing::Not(HasSubstr("outputs")));

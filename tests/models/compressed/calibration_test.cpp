@@ -128,6 +128,35 @@ TEST(Calibration, SeesTheLayersOfEveryFamily) {
   }
 }
 
+/// Scales of what is not finite would make every code 0.
+TEST(Calibration, RefusesInputsThatAreNotFinite) {
+  struct WithOneRow final : nn::ForwardedWeights {
+    WithOneRow(nn::WeightSource& source, float value) : ForwardedWeights(source), value(value) {}
+    void read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,
+              const tensor::Tensor& to) override {
+      source_.read(name, slice, begin, to);
+      if (name == "tokens.weight") to.data<float>()[to.shape()[1]] = value;
+    }
+    float value;
+  };
+  PublishedModel published("llama");
+  for (const float value : {INFINITY, NAN}) {
+    WithOneRow weights(published.weights, value);
+    for (const CompressedScheme& scheme :
+         {CompressedScheme{.kind = CompressedKind::int4, .group = 4},
+          CompressedScheme{.kind = CompressedKind::fp8, .static_inputs = true}})
+      for (const std::int32_t id : {1, 2}) {
+        Calibration calibration(published.options, published.layout, weights, *published.cpu.device, scheme,
+                                {{id, 3}, 1, 2});
+        const auto take = [&] { calibration.take("model.layers.0.self_attn.q_proj.weight"); };
+        if (id == 1)
+          testing::expect_error(ErrorKind::data, "in calibration is infinite or no number", take);
+        else
+          EXPECT_NO_THROW(take()) << "no text has the token";
+      }
+  }
+}
+
 TEST(Calibration, RefusesWhatItCannotRun) {
   PublishedModel published("llama"), encoder("bert");
   const CompressedScheme scheme{.kind = CompressedKind::int4, .group = 4};

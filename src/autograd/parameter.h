@@ -57,8 +57,8 @@ struct StoredValue {
 ///
 /// Modules share one Parameter to tie weights. `value` is defined only while somebody holds a lease on the
 /// parameter's unit (sharding/units/unit.h), of one that is kept in few bits `in_blocks` is in its place, and
-/// Var::value() makes it for as long as somebody reads; `grad` only while the unit collects gradients. Touched by the
-/// owning rank's thread alone, but for `stored`.
+/// Var::value() makes it for as long as somebody reads; `grad` only while the unit collects gradients.
+/// Touched by the owning rank's thread alone, but for `stored`.
 struct Parameter {
   std::string name;     ///< full dotted path, given by Module::assign_names
   tensor::Shape shape;  ///< shape that this rank's layers compute with
@@ -78,6 +78,10 @@ struct Parameter {
   /// The weight of a linear layer whose products may run in FP8: neither a head's nor a router's.
   bool in_linear = false;
   std::shared_ptr<const Fp8Layer> fp8;  ///< its layer's products do; null: they do not
+
+  /// A weight of which each four neighbours in a row have two that are −0, and stay so
+  /// (tensor/formats/pruned.h). Rows are cut between such fours only.
+  bool pruned = false;
 
   bool is_table = false;  ///< rows that tokens or positions look up
   int expert_rank = -1;   ///< which of the ranks that share out experts has it; −1: every rank

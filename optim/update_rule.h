@@ -14,6 +14,7 @@
 //   be rebuilt
 // - norms that LAMB and LARS take: parameter_norms.cpp; over ranks: engine/update/rules/parameter_norms.cpp
 // - Muon's iteration: muon.h; moments in 8 bits, their map and codes: quantized.h, isa/quantized.cpp
+// - pruned weights, which stay −0 whatever a rule does: pruned.h
 // - momentum in one bit: one_bit.h, isa/one_bit.cpp; 1-bit LAMB's ratios: one_bit_lamb.h
 // - schedules of rates: lr_schedule.cpp; loss scaling: loss_scaler.cpp; clipping and averages: clipping.h
 

@@ -44,17 +44,22 @@ void Block::pre_backward(autograd::Tape& tape) {
 }
 
 void Block::post_backward(autograd::Tape& tape) {
-  pass_of(tape).leave();
+  Pass& pass = pass_of(tape);
+  pass.zero_pruned_gradients(units_);
+  pass.leave();
 }
 
 void Block::pre_weight_gradients(autograd::Tape& tape) {
   Pass& pass = pass_of(tape);
   for (Unit* unit : units_)
     if (unit->trainable()) pass.attach_gradients(*unit);
+  pass.lease_pruned(units_);
 }
 
 void Block::gradients_complete(autograd::Tape& tape) {
   Pass& pass = pass_of(tape);
+  if (!pass.pruned_.empty()) pass.zero_pruned_gradients(units_);
+  pass.pruned_.clear();
   for (Unit* unit : units_)
     if (unit->trainable() && --pass.state(*unit).pending == 0) pass.close_gradients(*unit);
 }
@@ -119,6 +124,7 @@ void Pass::evaluate(const std::function<void(autograd::Tape&)>& run) {
 
 void Pass::abandon() {
   running_.clear();
+  pruned_.clear();
   under_way_ = false;
 }
 
@@ -202,6 +208,19 @@ void Pass::detach_gradients(Unit& unit) {
                              : parameter->grad_written    ? Gradients::Written::apart
                                                           : Gradients::Written::nowhere);
   }
+}
+
+void Pass::lease_pruned(const Units& units) {
+  for (Unit* unit : units)
+    if (unit->has_pruned()) pruned_.push_back(unit->gather());
+}
+
+/// Here, as the weights are leased, which tell the pruned ones; and before gradients are rounded, summed over
+/// ranks and counted in a norm.
+void Pass::zero_pruned_gradients(const Units& units) {
+  for (Unit* unit : units)
+    for (const auto& segment : unit->segments())
+      if (segment->key().trainable) segment->zero_pruned_gradients();
 }
 
 void Pass::close_gradients(Unit& unit) {

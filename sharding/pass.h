@@ -89,6 +89,10 @@ class Pass {
   void attach_gradients(Unit& unit);
   void detach_gradients(Unit& unit);
   void close_gradients(Unit& unit);
+  /// Leases of units of which weights are pruned, while gradients that backward has put off are computed.
+  void lease_pruned(const Units& units);
+  /// Zeroes gradients of pruned weights, of units that are leased.
+  void zero_pruned_gradients(const Units& units);
   /// Whether no other pass adds to the unit's gradients in this step.
   bool completes(const Unit& unit) const;
   UnitState& state(const Unit& unit) { return units_[static_cast<std::size_t>(unit.index())]; }
@@ -98,8 +102,9 @@ class Pass {
   ShardedModel& model_;
   autograd::Tape tape_;
   std::vector<UnitState> units_;
-  std::deque<Running> running_;  ///< the innermost last
-  std::vector<Unit*> ran_;       ///< units on demand whose backward is to come, in the order of forward
+  std::deque<Running> running_;      ///< the innermost last
+  std::vector<Unit::Lease> pruned_;  ///< lease_pruned()
+  std::vector<Unit*> ran_;           ///< units on demand whose backward is to come, in the order of forward
   Chunk parts_;
   bool under_way_ = false, last_ = true;
 };

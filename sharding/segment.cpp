@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "optim/split_master.h"
+#include "tensor/formats/pruned.h"
 
 namespace sherd::sharding {
 
@@ -219,7 +220,38 @@ void Segment::draw_initial_values(std::uint64_t seed) {
                      values.range(piece.flat_begin - at, piece.flat_begin - at + piece.count),
                      piece.parameter_begin, seed, kernels_);
     }
-    write_values(at, values);
+    if (has_pruned() && !books_only) {
+      const Tensor here = tensor::to_host(kernels_.device(), values);
+      prune(at, here);
+      write_values(at, here);
+    } else {
+      write_values(at, values);
+    }
+  }
+}
+
+bool Segment::has_pruned() const {
+  const auto& all = layout_.parameters();
+  return std::any_of(all.begin(), all.end(), [](const ParameterPtr& p) { return p->pruned; });
+}
+
+/// Prunes weights in fp32 from flat element `begin` on, in memory of the processor. Shards, and chunks of
+/// them, begin at multiples of layout_alignment, and so between fours.
+void Segment::prune(std::int64_t begin, const Tensor& values) const {
+  for (const Piece& piece : layout_.pieces(begin, begin + values.numel()))
+    if (layout_.parameters()[piece.slot]->pruned)
+      tensor::prune_two_of_four(
+          {values.data<float>() + (piece.flat_begin - begin), static_cast<std::size_t>(piece.count)});
+}
+
+/// Of weights that were rounded to 16 bits.
+void Segment::keep_unpruned(std::int64_t begin, const Tensor& values, const Tensor& rounded) const {
+  for (const Piece& piece : layout_.pieces(begin, begin + values.numel())) {
+    if (!layout_.parameters()[piece.slot]->pruned) continue;
+    const auto at = piece.flat_begin - begin;
+    const auto count = static_cast<std::size_t>(piece.count);
+    tensor::keep_unpruned({values.data<float>() + at, count},
+                          {reinterpret_cast<std::uint16_t*>(rounded.raw()) + at, count});
   }
 }
 
@@ -234,6 +266,7 @@ void Segment::write_values(std::int64_t begin, const Tensor& from) {
     if (device.kind() != device::Kind::meta)
       optim::round_masters(values.data<float>(), rounded.raw(), rounded.dtype(), values.numel(),
                            device.arena());
+    if (has_pruned() && device.kind() != device::Kind::meta) keep_unpruned(begin, values, rounded);
   }
   offload::Io parameters_written = parameters_.write(begin, rounded);
   const std::int64_t first = std::max(begin, update_begin());
@@ -356,6 +389,19 @@ void Segment::attach_gradients(const Tensor& full, std::optional<DType> fold, bo
     for (std::int64_t at = layout_.padded(); at < full.numel(); at += layout_.padded())
       parameter.source_grads.push_back(of(full.range(at, at + layout_.padded())));
     if (fold) parameter.grad_sum = {of(gradients_.tensor()), *fold, onto, false};
+  }
+}
+
+void Segment::zero_pruned_gradients() {
+  for (const ParameterPtr& parameter : layout_.parameters()) {
+    if (!parameter->pruned || !parameter->grad.defined()) continue;
+    if (parameter->grad_sum.folded)
+      kernels_.zero_pruned(parameter->value, parameter->grad_sum.to);
+    else if (parameter->grad_written)
+      kernels_.zero_pruned(parameter->value, parameter->grad);
+    if (parameter->sources_written)
+      for (const Tensor& of_source : parameter->source_grads)
+        kernels_.zero_pruned(parameter->value, of_source);
   }
 }
 

@@ -144,6 +144,11 @@ class Segment {
   /// other. With `fold`, operations may fold their gradients, rounded to it, into the lasting ones; `onto`:
   /// onto the sum that these hold (autograd::GradientSum).
   void attach_gradients(const Tensor& full, std::optional<DType> fold = {}, bool onto = false);
+  /// Zeroes gradients of pruned weights (Parameter::pruned), as far as operations have written any. The
+  /// parameters' values are attached.
+  void zero_pruned_gradients();
+  /// Whether it has parameters of which some weights are pruned.
+  bool has_pruned() const;
   /// Zeroes what no operation wrote, and clears the parameters' gradients. Returns the ranges whose gradients
   /// are where they were attached: all but those that operations have folded.
   std::vector<Range> close_gradients();
@@ -165,6 +170,8 @@ class Segment {
   }
   void make_moments(const StateSources& sources, const Placement& placement);
   void draw_initial_values(std::uint64_t seed);
+  void prune(std::int64_t begin, const Tensor& values) const;
+  void keep_unpruned(std::int64_t begin, const Tensor& values, const Tensor& rounded) const;
   void write_in_blocks(std::int64_t begin, const Tensor& values);
 
   std::string name_;

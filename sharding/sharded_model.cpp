@@ -207,8 +207,10 @@ void ShardedModel::make_segments(Unit& unit, const std::vector<ParameterPtr>& pa
     key.rule = options_.rule_of && parameter->trainable ? options_.rule_of(*parameter) : 0;
     if (in_blocks(*parameter)) key.format = parameter->stored_as;
     key.persistent = persistent_.contains(parameter.get());
-    key.fp8 = options_.gather_in_fp8 && parameter->fp8 && !key.in_blocks() && !key.persistent &&
-              options_.placements.parameters.spread == Spread::sharded && key.groups.shards() > 1;
+    // In FP8 other weights than pruned ones may become −0.
+    key.fp8 = options_.gather_in_fp8 && parameter->fp8 && !parameter->pruned && !key.in_blocks() &&
+              !key.persistent && options_.placements.parameters.spread == Spread::sharded &&
+              key.groups.shards() > 1;
     if (key.persistent) persistent_elements_ += parameter->numel();
     auto same = std::find_if(segments.begin(), segments.end(), [&](const auto& s) { return s.first == key; });
     if (same == segments.end()) same = segments.insert(segments.end(), {key, {}});

@@ -63,14 +63,18 @@ class Exporter {
   void write_in_few_bits(const std::string& name, const tensor::Slice& whole,
                          const PublishedParameter& parameter, int which) {
     const PublishedTensor& tensor = parameter.tensors[static_cast<std::size_t>(which)];
-    const std::int64_t columns = parameter.columns;
-    std::vector<float> matrix(static_cast<std::size_t>(tensor.shape.numel()));
+    const std::int64_t columns = parameter.columns, all = tensor.shape.numel() / columns;
+    FewBits& held = few_bits_[tensor.name];
+    held.matrix.resize(static_cast<std::size_t>(tensor.shape.numel()));
     for (const PublishedParameter::RowRun& rows : parameter.rows) {
       if (rows.tensor != which) continue;
       const float* values = read(name, whole, rows.row * columns, rows.rows * columns);
-      std::copy_n(values, rows.rows * columns, matrix.begin() + rows.tensor_row * columns);
+      std::copy_n(values, rows.rows * columns, held.matrix.begin() + rows.tensor_row * columns);
+      held.rows += rows.rows;
     }
-    low_bits_->write(files_, tensor, matrix);
+    if (held.rows < all) return;  // others are another parameter's
+    low_bits_->write(files_, tensor, held.matrix);
+    few_bits_.erase(tensor.name);
   }
 
   void write_rows(const std::string& name, const tensor::Slice& whole, std::int64_t columns,
@@ -112,7 +116,7 @@ class Exporter {
   nn::WeightSource& weights_;
   device::Device& device_;
   DType dtype_;
-  LowBitExport* low_bits_;
+  MatrixExport* low_bits_;
   Tensor values_;
   std::vector<std::byte> bytes_;
   /// The first parts of tensors whose parts take turns.
@@ -121,6 +125,12 @@ class Exporter {
     std::int64_t parts = 0;
   };
   std::map<std::string, Gathered> gathered_;
+  /// A matrix in few bits, some of whose rows are there.
+  struct FewBits {
+    std::vector<float> matrix;
+    std::int64_t rows = 0;
+  };
+  std::map<std::string, FewBits> few_bits_;
 };
 
 /// Where each parameter goes. Of a table that makes the scores, too, PEFT has two copies in an adapter's

@@ -61,14 +61,14 @@ class HuggingFaceWeights : public nn::WeightSource {
   std::size_t last_turned_ = 0;
 };
 
-class LowBitExport;
+class MatrixExport;
 
 /// How export_to_hugging_face() writes.
 struct ExportOptions {
   DType dtype = DType::bf16;  ///< fp32, bf16 or fp16
   std::uint64_t shard_bytes = std::uint64_t{5} << 30;
   std::string stem = "model";        ///< begins the files' names
-  LowBitExport* low_bits = nullptr;  ///< how matrices in few bits are written; null: there are none
+  MatrixExport* low_bits = nullptr;  ///< how matrices in few bits are written; null: there are none
 };
 
 /// Writes the weights of `parameters`, all of a Gpt's in their order, or all of its adapter's, as

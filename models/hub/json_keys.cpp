@@ -207,8 +207,13 @@ bool is_read(const Value& value) {
   const auto is_side = [](const Node& side) {
     return side.is(Node::Kind::integer) && side.integer == tensor::fp8_file_block;
   };
+  const Node* form = value.node.find("format");
+  const auto is_form = [&](const char* name) { return form && form->is_text(name); };
   return method &&
          (method->is_text("mxfp4") || method->is_text("bitsandbytes") ||
+          (method->is_text("compressed-tensors") &&
+           (is_form("int-quantized") || is_form("float-quantized") || is_form("pack-quantized") ||
+            is_form("naive-quantized"))) ||
           (method->is_text("fp8") && block && block->is(Node::Kind::array) && block->items.size() == 2 &&
            std::all_of(block->items.begin(), block->items.end(), is_side)));
 }

@@ -70,6 +70,20 @@ std::span<const std::byte> bytes_of(const std::vector<T>& values) {
 
 }  // namespace
 
+double MatrixExport::count(std::span<const float> values, std::span<const float> stand_for) {
+  double lost = 0, all = 0;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const double value = values[i], away = value - static_cast<double>(stand_for[i]);
+    lost += away * away, all += value * value;
+  }
+  rounded_away_ += lost, squares_ += all;
+  return all > 0 ? std::sqrt(lost / all) : 0;
+}
+
+double MatrixExport::error() const {
+  return squares_ > 0 ? std::sqrt(rounded_away_ / squares_) : 0;
+}
+
 LowBitExport::LowBitExport(StoredFormat format, const GptConfig& model, std::set<std::string> linear)
     : format_(format),
       plain_format_(format == StoredFormat::nf4_double   ? StoredFormat::nf4
@@ -139,17 +153,6 @@ std::vector<std::byte> LowBitExport::quantized(const std::string& name, std::spa
   std::vector<std::byte> blocks(static_cast<std::size_t>(tensor::stored_bytes(format, std::ssize(values))));
   if (!tensor::quantize(format, values, blocks.data(), arena_)) refuse(name);
   return blocks;
-}
-
-void LowBitExport::count(std::span<const float> values, std::span<const float> stand_for) {
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const double value = values[i], away = value - static_cast<double>(stand_for[i]);
-    rounded_away_ += away * away, squares_ += value * value;
-  }
-}
-
-double LowBitExport::error() const {
-  return squares_ > 0 ? std::sqrt(rounded_away_ / squares_) : 0;
 }
 
 void LowBitExport::write_four_bits(SafetensorsFolderWriter& files, const PublishedTensor& tensor,

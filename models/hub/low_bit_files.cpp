@@ -7,6 +7,7 @@
 
 #include "base/text/excerpt.h"
 #include "config/json_tree.h"
+#include "models/hub/compressed_files.h"
 #include "tensor/host_values.h"
 #include "tensor/safetensors/low_bits.h"
 
@@ -285,6 +286,7 @@ std::string shape_of(const SafetensorsEntry& entry) {
 }
 
 std::unique_ptr<LowBitMatrix> find_low_bits(const SafetensorsFolder& files, const std::string& name) {
+  if (auto compressed = find_compressed(files, name)) return compressed;
   const SafetensorsEntry* entry = files.find(name);
   if (!entry) {
     if (files.find(name + "_blocks") && files.find(name + "_scales"))

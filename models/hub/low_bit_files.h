@@ -21,6 +21,7 @@ namespace sherd::models {
 //   NAME.quant_state.bitsandbytes__nf4
 //                   or …__fp4, JSON; of scales in 8 bits NAME.nested_absmax and NAME.nested_quant_map, too.
 //                   In 8 bits: NAME in int8, and SCB beside it, the largest magnitude of each row
+//   compressed-tensors  NAME in int8 or E4M3, or weight_packed, beside weight_scale (compressed_files.h)
 
 /// How many parts of that size cover an extent.
 inline std::int64_t parts_of(std::int64_t extent, std::int64_t part) {

@@ -31,7 +31,7 @@ tensor::Batch batch_of(device::Device& device, std::span<const Ids> texts,
 }  // namespace
 
 std::vector<double> reward_texts(Gpt& model, const RunPass& run, std::span<const Ids> texts,
-                                 std::int64_t batch) {
+                                 std::int64_t batch, const std::function<void(std::size_t)>& told) {
   require(model.config().gives_rewards(), "the model has no head for rewards");
   for (const Ids& text : texts)
     require(!text.empty() && std::ssize(text) <= model.config().seq_length, "a text of ", text.size(),
@@ -49,6 +49,7 @@ std::vector<double> reward_texts(Gpt& model, const RunPass& run, std::span<const
       const nn::TextScores found = model.text_scores(tape, batch_of(tape.device(), texts, which), false);
       for (std::size_t i = 0; i < which.size(); ++i) out[which[i]] = found.log_prob[i];
     });
+    if (told) told(begin + which.size());
   }
   return out;
 }

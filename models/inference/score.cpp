@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numeric>
+#include <tuple>
+#include <utility>
 
 #include "autograd/key_cache.h"
 #include "sharding/parallel/text_loss.h"
@@ -13,56 +16,143 @@ namespace {
 /// Batches have rows that are a multiple of this, so that few shapes of products need to be prepared.
 constexpr std::int64_t scored_row_step = 32;
 
-using Batch = std::vector<std::size_t>;  ///< indices of texts
+/// So many texts are read behind one context whatever rows that takes, as choices of a question are.
+constexpr std::int64_t choices_together = 4;
 
-/// Rows of a text, or of a batch of them: an encoder's, and those that are scored, or lead to these.
-struct RowsOfText {
-  std::int64_t source = 0, own = 0;
-  std::int64_t all() const { return source + own; }
-};
-
-RowsOfText rows_of(const ScoreRequest& text, const GptConfig& model) {
-  const std::int64_t tokens = std::ssize(text.tokens);
-  // A decoder begins with a token of its own; the last token is scored, not read.
-  if (model.has_encoder()) return {text.first, tokens - text.first};
-  return {0, model.adapter.virtual_tokens() + tokens - 1};
+std::int64_t stepped(std::int64_t rows, std::int64_t most) {
+  return std::min((rows + scored_row_step - 1) / scored_row_step * scored_row_step, most);
 }
 
-/// Rows that hold any of the texts.
-RowsOfText width_of(std::span<const ScoreRequest> texts, const Batch& batch, const GptConfig& model) {
-  RowsOfText out;
-  for (const std::size_t text : batch) {
-    const RowsOfText rows = rows_of(texts[text], model);
-    out.source = std::max(out.source, rows.source), out.own = std::max(out.own, rows.own);
+/// Indices of texts whose tokens before ScoreRequest::first are alike and read once, or of one text.
+using Group = std::vector<std::size_t>;
+
+/// Rows of a group, or the most of each that groups of a batch have: an encoder's, those of the pass that
+/// begins texts, and those of the pass that goes on with what each text has behind the alike tokens.
+struct GroupRows {
+  std::int64_t source = 0, own = 0, behind = 0;
+  std::int64_t places = 1;  ///< of the key cache; a batch's are the sum of its groups'
+};
+
+/// Rows that a text needs behind the first token that it scores.
+std::int64_t rows_behind(const ScoreRequest& text) {
+  return std::ssize(text.tokens) - text.first - 1;
+}
+
+GroupRows rows_of(std::span<const ScoreRequest> texts, const Group& group, const GptConfig& model) {
+  const ScoreRequest& text = texts[group.front()];
+  // The last token is scored, not read; a decoder behind an encoder begins with a token of its own.
+  if (model.has_encoder()) return {text.first, std::ssize(text.tokens) - text.first, 0};
+  if (group.size() == 1) return {0, model.adapter.virtual_tokens() + std::ssize(text.tokens) - 1, 0};
+  GroupRows out{0, model.adapter.virtual_tokens() + text.first, 0, 0};
+  for (const std::size_t i : group) {
+    out.behind = std::max(out.behind, rows_behind(texts[i]));
+    out.places += rows_behind(texts[i]) > 0;
   }
-  const auto stepped = [](std::int64_t rows, std::int64_t most) {
-    return std::min((rows + scored_row_step - 1) / scored_row_step * scored_row_step, most);
-  };
-  out.own = stepped(out.own, model.has_encoder() ? model.target_length() : model.seq_length);
-  out.source = stepped(out.source, model.encoder.seq_length);
+  out.places = std::max<std::int64_t>(out.places, 1);
   return out;
 }
 
-/// Texts that are the same count once, as the first of them. The longest first, so that a model that does not
-/// fit fails at once.
-std::vector<Batch> batches_of(std::span<const ScoreRequest> texts, std::span<const std::size_t> first_alike,
+/// Groups that one pass begins, and a second one goes on with where any has rows behind.
+class Batch {
+ public:
+  Batch(const GptConfig& model, std::int64_t most_rows) : model_(model), most_rows_(most_rows) {}
+
+  /// Whether the group found room.
+  bool add(const Group& group, const GroupRows& rows) {
+    const GroupRows grown{std::max(rows_.source, rows.source), std::max(rows_.own, rows.own),
+                          std::max(rows_.behind, rows.behind),
+                          groups_.empty() ? rows.places : rows_.places + rows.places};
+    const GroupRows width = width_of(grown);
+    // A key cache has room for the whole of each text; positions end where the model's do.
+    if (!groups_.empty() && (grown.places * (width.source + width.own + width.behind) > most_rows_ ||
+                             (grown.behind > 0 && grown.own + grown.behind > model_.seq_length)))
+      return false;
+    groups_.push_back(group), rows_ = grown;
+    return true;
+  }
+  const std::vector<Group>& groups() const { return groups_; }
+  /// The rows that passes run, and places.
+  GroupRows width() const { return width_of(rows_); }
+  std::int64_t positions() const { return std::max(width().own, rows_.own + width().behind); }
+  std::size_t texts() const {
+    std::size_t sum = 0;
+    for (const Group& group : groups_) sum += group.size();
+    return sum;
+  }
+
+ private:
+  GroupRows width_of(const GroupRows& rows) const {
+    return {stepped(rows.source, model_.encoder.seq_length),
+            stepped(rows.own, model_.has_encoder() ? model_.target_length() : model_.seq_length),
+            rows.behind > 0 ? stepped(rows.behind, std::max(rows.behind, model_.seq_length - rows.own)) : 0,
+            rows.places};
+  }
+
+  const GptConfig& model_;
+  std::int64_t most_rows_;
+  std::vector<Group> groups_;
+  GroupRows rows_;
+};
+
+/// Groups of a context, of which the last one takes more texts.
+struct OpenGroup {
+  std::size_t index = 0;
+  std::int64_t behind = 0, places = 0;  ///< as GroupRows has them
+};
+
+/// Takes a text into the group, or tells that places of the key cache would then have more than `most_rows`
+/// rows.
+bool take(OpenGroup& open, const ScoreRequest& text, std::int64_t most_rows, const GptConfig& model) {
+  const std::int64_t behind = std::max(open.behind, rows_behind(text)),
+                     places = open.places + (rows_behind(text) > 0 ? 1 : 0);
+  if (places > choices_together &&
+      places * (model.adapter.virtual_tokens() + text.first + behind) > most_rows)
+    return false;
+  open.behind = behind, open.places = places;
+  return true;
+}
+
+/// The texts that `first_alike` names as themselves, each in a group.
+std::vector<Group> groups_of(std::span<const ScoreRequest> texts, std::span<const std::size_t> first_alike,
+                             std::int64_t most_rows, const GptConfig& model, SharedContexts contexts) {
+  std::vector<Group> out;
+  std::map<std::span<const std::int32_t>, OpenGroup, decltype([](auto a, auto b) {
+             return std::lexicographical_compare(a.begin(), a.end(), b.begin(), b.end());
+           })>
+      by_context;
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    if (first_alike[i] != i) continue;
+    const ScoreRequest& text = texts[i];
+    const bool shares =
+        contexts == SharedContexts::read_once && !model.has_encoder() && text.first >= least_shared_context;
+    if (shares) {
+      const std::span context(text.tokens.data(), static_cast<std::size_t>(text.first));
+      const auto [found, is_new] = by_context.try_emplace(context);
+      OpenGroup& open = found->second;
+      if (!is_new && take(open, text, most_rows, model)) {
+        out[open.index].push_back(i);
+        continue;
+      }
+      open = {out.size()};
+      take(open, text, most_rows, model);
+    }
+    out.push_back({i});
+  }
+  return out;
+}
+
+/// The longest first, so that a model that does not fit fails at once.
+std::vector<Batch> batches_of(std::span<const ScoreRequest> texts, std::vector<Group> groups,
                               std::int64_t most_rows, const GptConfig& model) {
-  Batch order;
-  for (std::size_t i = 0; i < texts.size(); ++i)
-    if (first_alike[i] == i) order.push_back(i);
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    const RowsOfText one = rows_of(texts[a], model), other = rows_of(texts[b], model);
-    return std::pair(one.source, one.own) > std::pair(other.source, other.own);
+  std::stable_sort(groups.begin(), groups.end(), [&](const Group& a, const Group& b) {
+    const GroupRows one = rows_of(texts, a, model), other = rows_of(texts, b, model);
+    return std::tuple(one.source, one.own, one.behind) > std::tuple(other.source, other.own, other.behind);
   });
   std::vector<Batch> out;
-  for (const std::size_t text : order) {
-    if (!out.empty()) {
-      out.back().push_back(text);
-      if (std::ssize(out.back()) * width_of(texts, out.back(), model).all() <= most_rows) continue;
-      out.back().pop_back();
-    }
-    if (out.empty() || !out.back().empty()) out.emplace_back();
-    out.back().push_back(text);
+  for (const Group& group : groups) {
+    const GroupRows rows = rows_of(texts, group, model);
+    if (!out.empty() && out.back().add(group, rows)) continue;
+    out.emplace_back(model, most_rows).add(group, rows);
   }
   return out;
 }
@@ -98,10 +188,24 @@ void check(std::span<const ScoreRequest> texts, const GptConfig& model) {
   }
 }
 
-/// One label of a pass.
-struct Label {
-  std::size_t text;
-  std::int32_t row, id;
+/// Rows of one pass: their tokens, where they lie, and the labels that follow them.
+struct PassRows {
+  struct Label {
+    std::size_t text;
+    std::int32_t row, id;
+  };
+
+  std::int64_t source = 0, own = 0;  ///< of each sequence
+  std::vector<std::int32_t> ids;
+  std::vector<autograd::KeyCache::Rows> places;
+  std::vector<Label> labels;
+
+  /// Room for another sequence: where its tokens begin.
+  std::int64_t begin_sequence() {
+    const std::int64_t at = std::ssize(ids);
+    ids.resize(ids.size() + static_cast<std::size_t>(source + own), 0);
+    return at;
+  }
 };
 
 class Scorer {
@@ -114,56 +218,92 @@ class Scorer {
 
   /// Adds to `scores`, where given.
   void score(const Batch& batch, std::vector<Score>* scores) {
-    const GptConfig& config = model_.config();
-    const RowsOfText width = width_of(texts_, batch, config);
-    std::vector<std::int32_t> ids(batch.size() * static_cast<std::size_t>(width.all()), 0);
-    std::vector<autograd::KeyCache::Rows> places;
-    std::vector<Label> labels;
-    for (const std::size_t index : batch) {
-      const ScoreRequest& text = texts_[index];
-      const std::int64_t place = std::ssize(places), source = config.has_encoder() ? text.first : 0;
-      const auto at = ids.begin() + place * width.all();
-      std::copy(text.tokens.begin(), text.tokens.begin() + source, at);
-      const auto own = std::copy(prompt_.begin(), prompt_.end(), at + width.source);
-      std::copy(text.tokens.begin() + source, text.tokens.end() - 1, own);
-      places.push_back({place, 0, rows_of(text, config).own, source});
-      // The row in front of the first of these tokens.
-      const std::int64_t before = own - ids.begin() - source - 1;
-      for (std::int64_t i = text.first; i < std::ssize(text.tokens); ++i)
-        if (text.counted.empty() || text.counted[static_cast<std::size_t>(i - text.first)])
-          labels.push_back(
-              {index, static_cast<std::int32_t>(before + i), text.tokens[static_cast<std::size_t>(i)]});
+    const GroupRows width = batch.width();
+    PassRows begun, behind;
+    begun.source = width.source, begun.own = width.own, behind.own = width.behind;
+    std::vector<std::pair<std::int64_t, std::int64_t>> forks;  // places, from and to
+    std::int64_t place = 0;
+    for (const Group& group : batch.groups()) {
+      const std::int64_t first_place = place++;
+      begin(group, first_place, begun);
+      bool forked = false;
+      for (const std::size_t text : group) {
+        if (group.size() == 1 || rows_behind(texts_[text]) == 0) continue;
+        const std::int64_t own_place = forked ? place++ : first_place;
+        if (forked) forks.emplace_back(first_place, own_place);
+        go_on(text, own_place, behind);
+        forked = true;
+      }
     }
-    if (labels.empty()) labels.push_back({batch.front(), 0, 0}), scores = nullptr;
-    const tensor::Tensor parts = pass(ids, std::move(places), width, labels);
-    if (scores) add(parts, labels, *scores);
+    autograd::KeyCache cache(place, batch.positions());
+    run_pass(cache, std::move(begun), {}, scores);
+    if (width.behind > 0) run_pass(cache, std::move(behind), forks, scores);
   }
 
  private:
-  tensor::Tensor pass(const std::vector<std::int32_t>& ids, std::vector<autograd::KeyCache::Rows> places,
-                      RowsOfText width, const std::vector<Label>& labels) {
-    std::vector<std::int32_t> rows, wanted;
-    for (const Label& label : labels) rows.push_back(label.row), wanted.push_back(label.id);
-    const std::int64_t texts = std::ssize(places), n = std::ssize(labels);
-    tensor::Tensor out;
+  bool counts(const ScoreRequest& text, std::int64_t token) const {
+    return text.counted.empty() || text.counted[static_cast<std::size_t>(token - text.first)];
+  }
+  /// Labels for a text's tokens [from, to), of which the first follows the row of that number.
+  void label(std::size_t index, std::int64_t from, std::int64_t to, std::int64_t row, PassRows& rows) const {
+    const ScoreRequest& text = texts_[index];
+    for (std::int64_t i = from; i < to; ++i, ++row)
+      if (counts(text, i))
+        rows.labels.push_back(
+            {index, static_cast<std::int32_t>(row), text.tokens[static_cast<std::size_t>(i)]});
+  }
+
+  /// What the texts of a group have alike, or the whole of one text.
+  void begin(const Group& group, std::int64_t place, PassRows& rows) const {
+    const ScoreRequest& text = texts_[group.front()];
+    const std::int64_t source = model_.config().has_encoder() ? text.first : 0,
+                       end = group.size() > 1 ? text.first : std::ssize(text.tokens) - 1;
+    const auto at = rows.ids.begin() + rows.begin_sequence();
+    std::copy(text.tokens.begin(), text.tokens.begin() + source, at);
+    const auto own = std::copy(prompt_.begin(), prompt_.end(), at + rows.source);
+    std::copy(text.tokens.begin() + source, text.tokens.begin() + end, own);
+    rows.places.push_back({place, 0, std::ssize(prompt_) + end - source, source});
+    const std::int64_t row = own - rows.ids.begin() + text.first - source - 1;  // in front of its first token
+    for (const std::size_t i : group)
+      label(i, text.first, group.size() > 1 ? text.first + 1 : std::ssize(text.tokens), row, rows);
+  }
+
+  /// What a text has behind the first token that it scores.
+  void go_on(std::size_t index, std::int64_t place, PassRows& rows) const {
+    const ScoreRequest& text = texts_[index];
+    const std::int64_t at = rows.begin_sequence();
+    std::copy(text.tokens.begin() + text.first, text.tokens.end() - 1, rows.ids.begin() + at);
+    rows.places.push_back({place, std::ssize(prompt_) + text.first, rows_behind(text)});
+    label(index, text.first + 1, std::ssize(text.tokens), at, rows);
+  }
+
+  /// Adds to `scores`, where given. `forks`: places that begin as copies of others.
+  void run_pass(autograd::KeyCache& cache, PassRows rows,
+                const std::vector<std::pair<std::int64_t, std::int64_t>>& forks, std::vector<Score>* scores) {
+    if (rows.labels.empty()) rows.labels.push_back({0, 0, 0}), scores = nullptr;
+    std::vector<std::int32_t> before, wanted;
+    for (const PassRows::Label& label : rows.labels) before.push_back(label.row), wanted.push_back(label.id);
+    const std::int64_t texts = std::ssize(rows.places), n = std::ssize(rows.labels);
+    tensor::Tensor parts;
     run_([&](Tape& tape) {
       // A pass over whole texts stores keys that nobody reads; with a cache no expert's capacity drops
       // tokens, by which a text's score would depend on the texts beside it.
-      autograd::KeyCache cache(texts, width.own);
       const autograd::WithKeyCache reads(tape, cache);
-      cache.begin(tape.device(), std::move(places), width.own, width.source);
+      for (const auto& [from, to] : forks) cache.fork(tape.kernels(), from, to);
+      cache.begin(tape.device(), std::move(rows.places), rows.own, rows.source);
       const auto of = [&](const tensor::Shape& shape, const std::vector<std::int32_t>& values) {
         return tensor::Tensor::of<std::int32_t>(tape.device(), shape, values);
       };
-      out = tape.on_host(
-          model_.label_scores(tape, of({texts, width.all()}, ids), of({n}, rows), of({n}, wanted)),
-          DType::f64);
+      parts = tape.on_host(model_.label_scores(tape, of({texts, rows.source + rows.own}, rows.ids),
+                                               of({n}, before), of({n}, wanted)),
+                           DType::f64);
     });
-    return out;
+    if (scores) add(parts, rows.labels, *scores);
   }
 
   /// The scores that the parts of the vocabulary give together.
-  static void add(const tensor::Tensor& found, const std::vector<Label>& labels, std::vector<Score>& scores) {
+  static void add(const tensor::Tensor& found, const std::vector<PassRows::Label>& labels,
+                  std::vector<Score>& scores) {
     const std::int64_t parts = found.shape()[1], n = found.shape()[2];
     const double* lse = found.data<double>();
     const double *logit = lse + parts * n, *most = logit + parts * n;
@@ -209,22 +349,30 @@ std::vector<ScoreRequest> score_windows(std::span<const std::int32_t> tokens, st
 
 std::vector<Score> score_texts(Gpt& model, const RunPass& run, std::span<const ScoreRequest> texts,
                                std::int64_t most_rows, ScoreShare share,
-                               const std::function<void(std::size_t)>& told) {
+                               const std::function<void(std::size_t)>& told, SharedContexts contexts) {
   check(texts, model.config());
   std::vector<Score> scores(texts.size());
   const std::vector<std::size_t> alike = first_alike(texts);
-  const std::vector<Batch> batches = batches_of(texts, alike, most_rows, model.config());
   Scorer scorer(model, run, texts);
   const auto ranks = static_cast<std::size_t>(share.ranks), rank = static_cast<std::size_t>(share.rank);
   std::size_t through = 0;
-  for (std::size_t round = 0; round < batches.size(); round += ranks) {
-    const bool own = round + rank < batches.size();
-    // A rank without a batch of its own repeats one, so that the others find its share of the weights.
-    scorer.score(own ? batches[round + rank] : batches.back(), own ? &scores : nullptr);
-    for (std::size_t i = round; i < std::min(round + ranks, batches.size()); ++i)
-      through += batches[i].size();
-    if (told) told(through);
-  }
+  const auto score_all = [&](const std::vector<Group>& groups) {
+    const std::vector<Batch> batches = batches_of(texts, groups, most_rows, model.config());
+    for (std::size_t round = 0; round < batches.size(); round += ranks) {
+      const bool own = round + rank < batches.size();
+      // A rank without a batch of its own repeats one, so that the others find its share of the weights.
+      scorer.score(own ? batches[round + rank] : batches.back(), own ? &scores : nullptr);
+      for (std::size_t i = round; i < std::min(round + ranks, batches.size()); ++i)
+        through += batches[i].texts();
+      if (told) told(through);
+    }
+  };
+  // Ranks run as many passes, so those that go on in a second one are apart.
+  std::vector<Group> groups = groups_of(texts, alike, most_rows, model.config(), contexts);
+  const auto once = std::stable_partition(groups.begin(), groups.end(), [&](const Group& group) {
+    return rows_of(texts, group, model.config()).behind == 0;
+  });
+  score_all({groups.begin(), once}), score_all({once, groups.end()});
   for (std::size_t i = 0; i < texts.size(); ++i) scores[i] = scores[alike[i]];
   return scores;
 }

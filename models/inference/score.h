@@ -41,14 +41,24 @@ struct ScoreShare {
   int rank = 0, ranks = 1;
 };
 
+/// How often the tokens before ScoreRequest::first are read that several texts have alike.
+enum class SharedContexts : std::uint8_t {
+  read_by_each,  ///< a text's score has the bits that it has by itself, where products do not depend on rows
+  read_once  ///< one pass reads them, the texts' own tokens follow in a second one, by its keys and states
+};
+/// Fewer alike tokens than this do not pay for a pass of their own.
+inline constexpr std::int64_t least_shared_context = 32;
+
 /// Scores texts, behind the model's virtual tokens if it has any, in batches of like lengths, of up to
-/// `most_rows` rows or one text. But for rounding, a text's score does not depend on the others; texts that
-/// are the same are scored once. Of several ranks each gives the scores of its share, and 0 tokens for all
-/// other texts; all run as many passes. All ranks of a sharded model call it alike. Throws Error{usage} for a
-/// request that is not as it says, Error{data} for an id outside the vocabulary. `told` hears after each pass
-/// how many texts are through, on all ranks.
+/// `most_rows` rows, or one text, or four that share a context. But for rounding, a text's score does not
+/// depend on the others; texts that are the same are scored once. Of several ranks each gives the scores of
+/// its share, and 0 tokens for all other texts; all run as many passes. All ranks of a sharded model call it
+/// alike. Throws Error{usage} for a request that is not as it says, Error{data} for an id outside the
+/// vocabulary. `told` hears after each pass how many texts are through, on all ranks. `contexts`: an
+/// encoder's are read by each text in any case.
 std::vector<Score> score_texts(Gpt& model, const RunPass& run, std::span<const ScoreRequest> texts,
                                std::int64_t most_rows, ScoreShare share = {},
-                               const std::function<void(std::size_t)>& told = {});
+                               const std::function<void(std::size_t)>& told = {},
+                               SharedContexts contexts = SharedContexts::read_by_each);
 
 }  // namespace sherd::models

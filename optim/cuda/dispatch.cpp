@@ -49,6 +49,12 @@ void take_on_gpu(device::Device& device, const AgreedMomentum& agreed, const flo
                  std::int64_t n) {
   SHERD_CUDA::take_momentum(target_of(device), agreed, variance, momentum, n);
 }
+void mark_pruned_on_gpu(device::Device& device, const PrunedSpan& span) {
+  SHERD_CUDA::mark_pruned(target_of(device), span);
+}
+void restore_pruned_on_gpu(device::Device& device, const PrunedSpan& span) {
+  SHERD_CUDA::restore_pruned(target_of(device), span);
+}
 void round_on_gpu(device::Device& device, const float* master, void* to, DType dtype, std::int64_t n) {
   SHERD_CUDA::round_masters(target_of(device), master, to, dtype, n);
 }

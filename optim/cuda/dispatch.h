@@ -4,6 +4,7 @@
 
 #include "optim/isa/span_plan.h"
 #include "optim/one_bit.h"
+#include "optim/pruned.h"
 
 // The kernels of optim/cuda/kernels.h by device; optim/cuda/stub stands in where a build has none.
 
@@ -41,6 +42,9 @@ void settle_on_gpu(device::Device& device, float* error, float scale, std::int64
 /// ±scale in place of the momentum, 0 where the variance is; the error settles, and is 0 likewise.
 void take_on_gpu(device::Device& device, const AgreedMomentum& agreed, const float* variance, float* momentum,
                  std::int64_t n);
+/// As in optim/pruned.h.
+void mark_pruned_on_gpu(device::Device& device, const PrunedSpan& span);
+void restore_pruned_on_gpu(device::Device& device, const PrunedSpan& span);
 void round_on_gpu(device::Device& device, const float* master, void* to, DType dtype, std::int64_t n);
 
 }  // namespace sherd::optim

@@ -23,6 +23,10 @@ void round_masters(const Target& target, const float* master, void* to, DType dt
 /// Queues the update of a span whose moments are codes (optim/quantized.h); as update().
 void update_codes(const Target& target, const PlannedSpan& planned, unsigned* not_finite);
 
+/// optim/pruned.h on memory of the device; queued.
+void mark_pruned(const Target& target, const PrunedSpan& span);
+void restore_pruned(const Target& target, const PrunedSpan& span);
+
 // optim/one_bit.h and optim/one_bit_lamb.h on memory of the device, as optim/cuda/dispatch.h has them;
 // queued. The processor's bits.
 

@@ -10,6 +10,11 @@ bool Unit::trainable() const {
   return std::any_of(segments_.begin(), segments_.end(), [](const auto& s) { return s->key().trainable; });
 }
 
+bool Unit::has_pruned() const {
+  return std::any_of(segments_.begin(), segments_.end(),
+                     [](const auto& s) { return s->key().trainable && s->has_pruned(); });
+}
+
 std::int64_t Unit::gathered_elements() const {
   std::int64_t total = 0;
   for (const auto& segment : segments_)

@@ -66,6 +66,8 @@ class Unit {
   /// Whether passes may leave the unit out (nn::Module::mark_on_demand()): no plan has it.
   bool on_demand() const { return on_demand_; }
   bool trainable() const;
+  /// Whether weights that train are pruned (autograd::Parameter::pruned).
+  bool has_pruned() const;
   /// Elements that a gather brings in; 0 when everything is resident anyway.
   std::int64_t gathered_elements() const;
   /// Segments whose parameters live on NVMe, of those sharded over `group`.

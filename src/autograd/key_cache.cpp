@@ -48,6 +48,16 @@ void KeyCache::begin(tensor::Device& device, std::vector<Rows> rows, std::int64_
   source_rows_ = source_rows;
 }
 
+void KeyCache::fork(tensor::Kernels& kernels, std::int64_t from, std::int64_t to) {
+  require(from >= 0 && to >= 0 && from < texts_ && to < texts_ && from != to, "text ", from,
+          " of a key cache cannot be copied to text ", to, ": it has ", texts_, " texts");
+  require(text_keys_.empty(), "keys of layers that find their attention themselves cannot be copied");
+  for (const LayerStore& layer : layers_)
+    for (const Tensor& kept : {layer.keys, layer.values})
+      if (kept) kernels.copy(kept.rows(from, from + 1), kept.rows(to, to + 1));
+  ends_[static_cast<std::size_t>(to)] = ends_[static_cast<std::size_t>(from)];
+}
+
 std::vector<KeyCache::TextKeys>& KeyCache::text_keys() {
   if (next_text_keys_ == text_keys_.size()) text_keys_.emplace_back(static_cast<std::size_t>(texts_));
   return text_keys_[next_text_keys_++];

@@ -40,6 +40,9 @@ class KeyCache {
   /// decoder begin; they are not among `rows`.
   void begin(tensor::Device& device, std::vector<Rows> rows, std::int64_t width,
              std::int64_t source_rows = 0);
+  /// Between passes: text `to` has from now on a copy of what layers keep of text `from`, and goes on by
+  /// itself. Not for layers that find their attention themselves.
+  void fork(tensor::Kernels& kernels, std::int64_t from, std::int64_t to);
   std::int64_t source_rows() const { return source_rows_; }
   /// How many of these rows hold tokens, by sequence; null: all do, or there are none.
   std::shared_ptr<const std::vector<std::int32_t>> source_lengths() const { return source_lengths_; }

@@ -85,6 +85,7 @@ LinearProducts::Input LinearProducts::save(const Var& x) const {
 LinearOutput LinearProducts::output(Tape& tape, const Tensor& x, const Var& w, const Tensor& b,
                                     Activation activation, bool recorded,
                                     std::span<const std::int64_t> sources) const {
+  if (tape.watch_linear && weight_) tape.watch_linear(*weight_, x);
   LinearOutput made;
   made.out = tape.empty(x.shape().with_back(w.shape()[0]), x.dtype());
   if (recorded && activation != Activation::none) made.pre = tape.empty(made.out.shape(), x.dtype());

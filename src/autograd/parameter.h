@@ -80,6 +80,10 @@ struct Parameter {
   bool in_linear = false;
   std::shared_ptr<const Fp8Layer> fp8;  ///< how its layer's products run in FP8; null: they do not
 
+  /// A weight of which each four neighbours in a row have two that are −0, and stay so
+  /// (tensor/formats/pruned.h). Rows are cut between such fours only.
+  bool pruned = false;
+
   bool is_table = false;  ///< rows that tokens or positions look up
   int expert_rank = -1;   ///< which of the ranks that share out experts has it; −1: every rank
 

@@ -220,6 +220,8 @@ class Tape {
   /// recording.
   KeyCache* key_cache = nullptr;
   std::optional<DType> input_dtype;  ///< the dtype of floating inputs; not set: each keeps its own
+  /// Hears of each product of a linear layer before it runs: its weight, and its inputs [.., inputs].
+  std::function<void(const Parameter& weight, const Tensor& x)> watch_linear;
 
   // ---- leaves ----
   /// A value that takes no gradient. Floating values are converted to input_dtype, integers stay what they

@@ -118,7 +118,8 @@ class Evaluation {
       if (dist->rank() == 0)
         told = [&](std::size_t through) { show_bar(begin + (end - begin) * through / windows.size()); };
       const std::vector<models::Score> scores =
-          models::score_texts(model.model(), model.run(), windows, most_rows_, model.share(), told);
+          models::score_texts(model.model(), model.run(), windows, most_rows_, model.share(), told,
+                              models::SharedContexts::read_once);
       gather(*dist, scores, of, continuations, model.leads());
       if (dist->rank() == 0) judge_round(begin, end);
     }

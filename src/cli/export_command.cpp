@@ -1,10 +1,8 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 
 #include "base/files.h"
 #include "base/log.h"
@@ -24,7 +22,6 @@
 #include "models/gpt_config.h"
 #include "models/hub/config_json.h"
 #include "models/hub/hugging_face_weights.h"
-#include "models/hub/low_bit_export.h"
 #include "tensor/formats/stored_format.h"
 
 namespace sherd::cli {
@@ -37,16 +34,6 @@ DType dtype_of(const CommandLine& line, const std::string& otherwise) {
   if (!dtype || (*dtype != DType::f32 && *dtype != DType::bf16 && *dtype != DType::f16))
     throw UsageError(cat("--dtype is bf16, fp16 or fp32, not '", excerpt(name), "'"));
   return *dtype;
-}
-
-/// The format of that name, in which files may be.
-StoredFormat format_of(const std::string& name, bool of_adapter) {
-  const std::optional<StoredFormat> format = tensor::parse_stored_format(name);
-  if (!format || *format == StoredFormat::compute || *format == StoredFormat::bf16)
-    throw UsageError(cat("--format is gguf, nf4, nf4_double, fp4, fp4_double, int8, fp8 or mxfp4, not '",
-                         excerpt(name), "'"));
-  if (of_adapter) throw UsageError("--format is of a model's weights; an adapter's are written whole");
-  return *format;
 }
 
 /// --type, or what it is of a run that computed in `dtype`.
@@ -84,26 +71,6 @@ void require_merges(const engine::CheckpointReader& reader, const config::Adapte
          "model that it was trained on");
 }
 
-/// How a model's matrices are written in few bits; null: in none.
-std::unique_ptr<models::LowBitExport> low_bits_of(models::Gpt& model, StoredFormat format) {
-  if (format == StoredFormat::compute) return nullptr;
-  std::set<std::string> linear;
-  for (const nn::ParameterPtr& weight : model.linear_weights()) linear.insert(weight->name);
-  return std::make_unique<models::LowBitExport>(format, model.config(), std::move(linear));
-}
-
-/// The published matrices that stay as they are.
-std::vector<std::string> left_whole(const models::Gpt& model, const models::HuggingFaceLayout& layout,
-                                    const models::LowBitExport& low_bits) {
-  std::vector<std::string> out;
-  for (const nn::ParameterPtr& parameter : model.parameters())
-    for (const models::PublishedTensor& tensor : layout.published(parameter->name).tensors)
-      if (tensor.shape.rank() == 2 && tensor.stacked == 0 && !low_bits.takes(parameter->name, tensor))
-        out.push_back(tensor.name);
-  if (model.config().tied()) out.push_back(layout.head());
-  return out;
-}
-
 /// transformers gives a text's reward at its last token that is not the padding's.
 void warn_of_padding(const std::string& text) {
   const auto config = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
@@ -130,21 +97,51 @@ std::size_t write_model(Exported& what, const fs::path& folder, device::Device& 
   models::MergedWeights merged(weights, what.options, device);
   const models::HuggingFaceLayout layout(plain);
   const bool adapter = what.options.adapter.type != config::AdapterType::none;
-  const auto low_bits = low_bits_of(model, what.format);
-  what.files.low_bits = low_bits.get();
-  ShownWeights shown(adapter ? static_cast<nn::WeightSource&>(merged) : weights, model.parameters(),
-                     "exporting");
-  const std::size_t shards =
-      models::export_to_hugging_face(folder, layout, model.parameters(), shown, device, what.files);
+  nn::WeightSource& source = adapter ? static_cast<nn::WeightSource&>(merged) : weights;
+  FewBitsExport few_bits(what.few_bits, model, layout, source);
+  what.files.low_bits = few_bits.form();
+  ShownWeights shown(source, model.parameters(), "exporting");
+  const std::size_t shards = models::export_to_hugging_face(
+      folder, layout, model.parameters(), few_bits.calibrates() ? source : shown, device, what.files);
   const char* dtype = torch_name(what.files.dtype);
   std::string text = models::to_hugging_face(*what.config.model, plain.vocab_size, dtype, original);
-  if (low_bits) {
-    text = low_bits->described(text, left_whole(model, layout, *low_bits), dtype);
-    what.error = low_bits->error();
-  }
+  text = few_bits.described(text, dtype);
+  if (few_bits.form()) what.error = few_bits.form()->error();
+  few_bits.warn();
+  what.layers = few_bits.layers();
   if (plain.gives_rewards()) warn_of_padding(text);
   write_file_atomically(folder / "config.json", text);
   return shards;
+}
+
+/// Shares of what there was, that are gone.
+nlohmann::ordered_json quantized_as_json(const Exported& what) {
+  const auto known = [](double error) {
+    return error < 0 ? nlohmann::ordered_json() : nlohmann::ordered_json(error);
+  };
+  nlohmann::ordered_json out{{"kind", models::name_of(what.few_bits.compressed->kind)},
+                             {"calibrated_on", nullptr},
+                             {"weights_error", what.error},
+                             {"outputs_error", known(mean_output_error(what.layers))},
+                             {"layers", nlohmann::ordered_json::array()}};
+  if (!what.few_bits.calibrate.empty()) out["calibrated_on"] = what.few_bits.calibrate;
+  for (const models::CompressedLayer& layer : what.layers)
+    out["layers"].push_back({{"weight", layer.weight},
+                             {"weights_error", layer.weight_error},
+                             {"outputs_error", known(layer.output_error)}});
+  return out;
+}
+
+/// " and int4, which rounded away …", or nothing.
+std::string few_bits_in_words(const Exported& what) {
+  if (!what.few_bits) return {};
+  const double outputs = mean_output_error(what.layers);
+  const auto percent = [](double share) { return std::round(share * 1e4) / 100; };
+  return cat(" and ",
+             what.few_bits.compressed ? models::name_of(what.few_bits.compressed->kind)
+                                      : tensor::name_of(what.few_bits.format),
+             ", which rounded away ", percent(what.error), " % of those weights (root mean square)",
+             outputs < 0 ? "" : cat(" and changed layers' outputs by ", percent(outputs), " % on average"));
 }
 
 }  // namespace
@@ -157,7 +154,7 @@ CommandLine export_line() {
       "reads. Any layout's, a part at a time.",
       "CKPT --output HF_DIR|FILE.gguf [--tag TAG] [--adapter [--task NAME] [--base DIR]] [--dtype "
       "bf16|fp16|fp32] "
-      "[--format F] [--type T] "
+      "[--format F] [--type T] [--quantize int8|fp8|int4 [--calibrate PREFIX]] "
       "[--max-shard-size 5GB] [--json]");
   line.list("from", "CKPT", "a run's save_dir (its latest checkpoint) or one checkpoint's folder")
       .value("output", "HF_DIR|FILE.gguf",
@@ -184,6 +181,7 @@ CommandLine export_line() {
              "5GB")
       .json()
       .rest_to("from");
+  add_quantize_options(line);
   return line;
 }
 
@@ -208,7 +206,7 @@ void export_command(const CommandLine& line) {
     throw UsageError("with --format gguf, --output is a file whose name ends with .gguf");
   what.files.dtype = gguf ? DType::f32 : dtype_of(line, adapter ? "fp32" : computed);
   what.files.shard_bytes = static_cast<std::uint64_t>(line.amount("max-shard-size", 1, 1000));
-  if (line.has("format") && !gguf) what.format = format_of(line.text("format"), adapter);
+  what.few_bits = few_bits_of(line, adapter, what.files.dtype);
   if (line.has("base") && !(adapter && config::takes_from_base(config.training.adapter.lora.init)))
     throw UsageError("--base is for --adapter of one that began as a part of the model's weights");
   if (!adapter) require_merges(reader, config.training.adapter);
@@ -229,26 +227,25 @@ void export_command(const CommandLine& line) {
                      : write_model(what, output.partial(), *device);
   output.publish();
   const bool merged = !adapter && what.options.adapter.type != config::AdapterType::none;
-  if (line.has("json"))
-    print_json(
-        nlohmann::ordered_json{{"folder", output.path().string()},
-                               {"checkpoint", reader.folder().string()},
-                               {"model", config::name_of(models::published_as(*config.model))},
-                               {"dtype", what.gguf ? models::name_of(*what.gguf) : name_of(what.files.dtype)},
-                               {"format", gguf ? "gguf" : tensor::name_of(what.format)},
-                               {"adapter", adapter},
-                               {"adapter_merged", merged},
-                               {"files", shards}});
-  log_info(
-      "exported ", adapter ? "the adapter of " : "", reader.folder().string(),
-      merged ? ", its adapter merged," : "", " as ", config::name_of(models::published_as(*config.model)),
-      " in ", what.gguf ? models::name_of(*what.gguf) : name_of(what.files.dtype),
-      what.format == StoredFormat::compute
-          ? ""
-          : cat(" and ", tensor::name_of(what.format), ", which rounded away ",
-                std::round(what.error * 1e4) / 100, " % of those weights (root mean square)"),
-      ", ", gguf ? cat(bytes, " bytes") : counted(static_cast<std::int64_t>(shards), "file") + " of weights",
-      ": ", output.path().string());
+  if (line.has("json")) {
+    nlohmann::ordered_json told{
+        {"folder", output.path().string()},
+        {"checkpoint", reader.folder().string()},
+        {"model", config::name_of(models::published_as(*config.model))},
+        {"dtype", what.gguf ? models::name_of(*what.gguf) : name_of(what.files.dtype)},
+        {"format", gguf ? "gguf" : tensor::name_of(what.few_bits.format)},
+        {"adapter", adapter},
+        {"adapter_merged", merged},
+        {"files", shards}};
+    if (what.few_bits.compressed) told["quantized"] = quantized_as_json(what);
+    print_json(told);
+  }
+  log_info("exported ", adapter ? "the adapter of " : "", reader.folder().string(),
+           merged ? ", its adapter merged," : "", " as ",
+           config::name_of(models::published_as(*config.model)), " in ",
+           what.gguf ? models::name_of(*what.gguf) : name_of(what.files.dtype), few_bits_in_words(what), ", ",
+           gguf ? cat(bytes, " bytes") : counted(static_cast<std::int64_t>(shards), "file") + " of weights",
+           ": ", output.path().string());
 }
 
 }  // namespace sherd::cli

@@ -102,6 +102,23 @@ enum class Objective : std::uint8_t {
 /// "next_token", "dpo", …; "auto".
 std::string_view name_of(Objective objective);
 
+/// Which weights of each few are zero, and stay so.
+enum class SparsityPattern : std::uint8_t {
+  none,
+  two_of_four  ///< "2:4": two of each four neighbours along the inputs of an output
+};
+
+/// Section `training.sparsity` (docs/sparsity.md; Mishra et al. 2021, "Accelerating sparse deep neural
+/// networks").
+struct Sparsity {
+  SparsityPattern pattern = SparsityPattern::none;
+  /// Shell patterns (fnmatch(3)) of full names of weights of linear layers, or of their modules: what is
+  /// pruned, and what of it is not.
+  std::vector<std::string> targets{"*"}, exclude;
+  bool prunes() const { return pattern != SparsityPattern::none; }
+  bool operator==(const Sparsity&) const = default;
+};
+
 /// Section `training`. What transformers' Trainer knows too (`learning_rate`, …) has no fields here: it fills
 /// those of the optimizer, the scheduler, the batch and the precision (trainer_fill.cpp).
 struct Training {
@@ -145,6 +162,7 @@ struct Training {
   DType moments_dtype = DType::f32;
   Adapter adapter;        ///< none: the model's own weights are trained
   Preference preference;  ///< of the objectives from dpo on
+  Sparsity sparsity;      ///< none: all weights are trained
   /// Steps between the plain progress lines of `sherd train`; 0: each has one.
   std::int64_t log_interval = 10;
   bool operator==(const Training&) const = default;

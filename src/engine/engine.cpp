@@ -15,6 +15,7 @@
 #include "engine/report/trace.h"
 #include "engine/setup/fp8_layers.h"
 #include "engine/setup/process_grid.h"
+#include "engine/setup/pruned_layers.h"
 #include "engine/setup/resources.h"
 #include "engine/step/executor.h"
 #include "engine/step/recompute.h"
@@ -37,6 +38,7 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
   lay_out();
   const engine::GroupOf group_of = make_optimizer();
   fp8_ = std::make_unique<engine::Fp8Layers>(*model_, config_.fp8, resources_->kernels());
+  pruned_ = std::make_unique<engine::PrunedLayers>(*model_, config_.training.sparsity);
   shard();
   if (config_.learns_preferences())
     if (auto* texts = dynamic_cast<nn::TextModel*>(model_.get())) {
@@ -70,7 +72,7 @@ engine::GroupOf Engine::make_optimizer() {
 void Engine::shard() {
   sharding::ShardingOptions options = optimizer_->sharding_options(config_);
   options.parts = stages_.all_own();
-  options.claimed = [this] { fp8_->adopt(); };
+  options.claimed = [this] { fp8_->adopt(), pruned_->adopt(); };
   options.expert_rank = groups().grid().coordinate(comm::Axis::expert, dist_->rank());
   const bool ordered = config_.parallel.reduction == Reduction::ordered;
   sharded_ = std::make_unique<sharding::ShardedModel>(
@@ -98,6 +100,7 @@ void Engine::describe(const engine::GroupOf& group_of, std::int64_t blocks) cons
         describe_schedule(*schedule_, config_, *model_, groups().group(comm::Axis::shard).size()));
     lines.push_back(describe_partial_recompute(config_, blocks, *schedule_));
     lines.push_back(fp8_->describe());
+    lines.push_back(pruned_->describe());
   }
   if (config_.dump_state) lines.push_back(cat("configuration: ", config::dump(config_)));
   for (const std::string& line : lines)
@@ -114,8 +117,7 @@ namespace {
 /// texts, sides of answers, and labels for what their routers' losses weigh.
 bool every_stage_reads(const config::Config& config) {
   return config.keeps_texts_apart() || config.objective() == config::Objective::seq2seq ||
-         config.learns_preferences() ||
-         (config.model && config.model->moe.experts > 0);
+         config.learns_preferences() || (config.model && config.model->moe.experts > 0);
 }
 }  // namespace
 

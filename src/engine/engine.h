@@ -54,6 +54,7 @@ class Checkpoints;
 struct Comparison;
 class Executor;
 class Fp8Layers;
+class PrunedLayers;
 class PreferenceTextLoss;
 class Resources;
 class InstructionObserver;
@@ -332,6 +333,7 @@ class Engine {
   std::shared_ptr<nn::Model> model_;
   engine::StageLayout stages_;
   std::unique_ptr<engine::Fp8Layers> fp8_;
+  std::unique_ptr<engine::PrunedLayers> pruned_;
   std::shared_ptr<engine::PreferenceTextLoss> preferences_;
   std::shared_ptr<engine::Optimizer> optimizer_;
   std::shared_ptr<engine::Scheduler> scheduler_;

@@ -144,6 +144,13 @@ void check_add_scaled(const Tensor& from, const Tensor& factor, const Tensor& to
   require_number("add_scaled", "the factor", factor);
 }
 
+void check_zero_pruned(const Tensor& weight, const Tensor& x) {
+  require_floating("zero_pruned", "weight", weight);
+  require_floating("zero_pruned", "x", x);
+  require(weight.numel() == x.numel(), "zero_pruned: ", weight.shape().str(), " and ", x.shape().str(),
+          " have different sizes");
+}
+
 void check_quotient(const Tensor& a, const Tensor& b, const Tensor& out) {
   require_number("quotient", "a", a);
   require_number("quotient", "b", b);

@@ -55,10 +55,11 @@ void sum_positions(Kernels& kernels, const Tensor& dy, const Tensor& dtable, boo
   if (!accumulate) kernels.fill(dtable.rows(at, dtable.shape()[0]), 0);
 }
 
-/// The arguments of copy_rows(), add_scaled() and quotient().
+/// The arguments of copy_rows(), add_scaled(), zero_pruned() and quotient().
 void check_copy_rows(const StridedRows& from, const StridedRows& to, std::int64_t rows, std::int64_t columns,
                      bool accumulate);
 void check_add_scaled(const Tensor& from, const Tensor& factor, const Tensor& to);
+void check_zero_pruned(const Tensor& weight, const Tensor& x);
 void check_quotient(const Tensor& a, const Tensor& b, const Tensor& out);
 
 /// The heads of packed projections, their size, and how many of their elements, the first ones, turn.

@@ -39,7 +39,7 @@ inline constexpr std::array<std::string_view, 11> kernel_families{
   X(sum_rows, reduction) X(sum_axis, reduction) X(max_axis, reduction) X(max_axis_backward, reduction)      \
   X(softmax, reduction) X(softmax_backward, reduction) X(fold, reduction) X(sums_of_squares, reduction)     \
   X(add, elementwise) X(subtract, elementwise) X(multiply, elementwise) X(divide, elementwise)              \
-  X(scale, elementwise) X(add_scaled, elementwise)                                                          \
+  X(scale, elementwise) X(add_scaled, elementwise) X(zero_pruned, elementwise)                              \
   X(activation, activation) X(activation_backward, activation) X(tanh, activation)                          \
   X(tanh_backward, activation) X(relu, activation) X(relu_backward, activation) X(glu, activation)          \
   X(glu_backward, activation)                                                                               \

@@ -246,6 +246,8 @@ class Kernels {
   virtual void divide(const Tensor& a, const Tensor& b, const Tensor& out) = 0;
   /// out = x·factor
   virtual void scale(const Tensor& x, double factor, const Tensor& out) = 0;
+  /// x = 0 where `weight` is −0, that is pruned (formats/pruned.h). As many elements; any floating dtypes.
+  virtual void zero_pruned(const Tensor& weight, const Tensor& x) = 0;
   virtual void activation(Activation kind, const Tensor& x, const Tensor& out) = 0;
   /// dx = dy·act'(x); dx may be dy
   virtual void activation_backward(Activation kind, const Tensor& x, const Tensor& dy, const Tensor& dx) = 0;

@@ -124,6 +124,7 @@ TEST(LowBitExport, TellsWhatItRoundedAway) {
                                              {"llama", StoredFormat::fp8, 0.04},
                                              {"gpt2", StoredFormat::int8, 0.01},
                                              {"qwen3_moe", StoredFormat::fp8, 0.04},
+                                             {"qwen3_next", StoredFormat::int8, 0.01},
                                              {"mixtral", StoredFormat::nf4, 0.12}}) {
     SCOPED_TRACE(cat(family, " ", tensor::name_of(format)));
     Published published(family);

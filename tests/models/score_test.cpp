@@ -170,6 +170,92 @@ TEST_F(ScoreTexts, DoNotDependOnTheirBatchNorOnWhoScoresThem) {
     }
 }
 
+/// Questions of two contexts, with choices of several lengths, of one token and again of one token alone,
+/// beside texts that share nothing, one of which ends where the model's positions do.
+std::vector<ScoreRequest> questions(const GptConfig& o) {
+  std::vector<ScoreRequest> out;
+  const auto add = [&](std::int64_t seed, std::int64_t context, std::int64_t answer) {
+    ScoreRequest text;
+    for (std::int64_t j = 0; j < context; ++j)
+      text.tokens.push_back(static_cast<std::int32_t>((3 * seed + j * j) % o.vocab_size));
+    for (std::int64_t j = 0; j < answer; ++j)
+      text.tokens.push_back(static_cast<std::int32_t>((std::ssize(out) + 5 * j) % o.vocab_size));
+    text.first = context;
+    out.push_back(text);
+  };
+  for (const std::int64_t answer : {4, 1, 7}) add(1, 40, answer), add(2, 33, answer);
+  for (int i = 0; i < 3; ++i) add(3, 36, 1);
+  add(4, 35, 3), add(1, 20, 2), add(1, 20, 3), add(5, 33, 4), add(5, 33, o.max_text() + 1 - 33);
+  out[4].counted = {false, true, true, false, true, true, true};
+  return out;
+}
+
+/// In double, where the two differ by the order of sums alone: the tokens that texts have alike are read
+/// once, whatever a kind of layer keeps of them.
+TEST_F(ScoreTexts, ReadSharedContextsOnce) {
+  for (GptConfig o : {test::with_prompt(test::tiny_gpt2()), test::tiny_llama(), test::tiny_gemma(),
+                      test::with_experts(test::tiny_gpt_oss()), test::tiny_latents(), test::tiny_hybrid()}) {
+    o.seq_length = 64;
+    Gpt model(o);
+    test::PlainParameters parameters(*cpu_.kernels, model, DType::f64);
+    const std::vector<ScoreRequest> texts = questions(o);
+    const std::vector<Score> want = score_texts(model, run(), texts, 1000);
+    for (const std::int64_t most_rows : {1, 200, 100000})
+      for (const int ranks : {1, 3}) {
+        std::vector<Score> got(texts.size());
+        int passes = -1;
+        for (int rank = 0; rank < ranks; ++rank) {
+          passes_ = 0;
+          const std::vector<Score> part =
+              score_texts(model, run(), texts, most_rows, {rank, ranks}, {}, SharedContexts::read_once);
+          EXPECT_TRUE(passes < 0 || passes == passes_) << "ranks must come to the same collectives";
+          passes = passes_;
+          for (std::size_t t = 0; t < texts.size(); ++t)
+            if (part[t].tokens > 0) {
+              EXPECT_EQ(got[t].tokens, 0) << "scored twice";
+              got[t] = part[t];
+            }
+        }
+        // Three contexts have choices with more than a token, and one of them leaves no room beside the
+        // longest.
+        const int alone = 4 + 2 * 3, together = 1 + 2 * 2;
+        if (ranks == 1 && most_rows != 200) {
+          EXPECT_EQ(passes, most_rows == 1 ? alone : together);
+        }
+        for (std::size_t t = 0; t < texts.size(); ++t) {
+          EXPECT_NEAR(got[t].log_likelihood, want[t].log_likelihood, 1e-9 * -want[t].log_likelihood) << t;
+          EXPECT_EQ(got[t].tokens, want[t].tokens) << t;
+          EXPECT_EQ(got[t].greedy, want[t].greedy) << t;
+        }
+      }
+  }
+}
+
+/// A context with many texts is read again rather than that they all lie in the key cache at once: four do.
+TEST_F(ScoreTexts, ReadAContextAgainWhereItsTextsAreTooMany) {
+  GptConfig o = test::tiny_llama();
+  o.seq_length = 64;
+  Gpt model(o);
+  test::PlainParameters parameters(*cpu_.kernels, model, DType::f64);
+  std::vector<ScoreRequest> texts;
+  for (std::int32_t i = 0; i < 10; ++i) {
+    ScoreRequest text{Ids(40, 3), 40, {}};
+    for (std::int32_t j = 0; j < 2 + i % 3; ++j) text.tokens.push_back((i + 7 * j) % 11);
+    texts.push_back(text);
+  }
+  const std::vector<Score> want = score_texts(model, run(), texts, 1000);
+  for (const auto& [most_rows, groups] : {std::pair<std::int64_t, int>{1, 3}, {6 * 43, 2}, {100000, 1}}) {
+    passes_ = 0;
+    const std::vector<Score> got =
+        score_texts(model, run(), texts, most_rows, {}, {}, SharedContexts::read_once);
+    EXPECT_EQ(passes_, 2 * groups) << most_rows;
+    for (std::size_t t = 0; t < texts.size(); ++t) {
+      EXPECT_NEAR(got[t].log_likelihood, want[t].log_likelihood, 1e-9 * -want[t].log_likelihood) << t;
+      EXPECT_EQ(got[t].tokens, want[t].tokens) << t;
+    }
+  }
+}
+
 /// Equal choices tie, whatever else is scored; as the likeliest, the first of them is taken.
 TEST_F(ScoreTexts, AreEqualToTheBitWhereTheTextsAre) {
   const GptConfig o = test::tiny_gpt2();

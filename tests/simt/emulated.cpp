@@ -52,6 +52,12 @@ void emulated_round_masters(const float* master, void* to, DType dtype, std::int
                             device::Device& device) {
   optim::SHERD_CUDA::round_masters(target_on(device), master, to, dtype, n);
 }
+void emulated_mark_pruned(const optim::PrunedSpan& span, device::Device& device) {
+  optim::SHERD_CUDA::mark_pruned(target_on(device), span);
+}
+void emulated_restore_pruned(const optim::PrunedSpan& span, device::Device& device) {
+  optim::SHERD_CUDA::restore_pruned(target_on(device), span);
+}
 
 void emulated_compress(const optim::MomentumSpan& span, device::Device& device) {
   optim::SHERD_CUDA::compress_momentum(target_on(device), span);

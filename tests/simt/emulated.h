@@ -31,6 +31,8 @@ void emulated_join_master(const void* high, const std::uint16_t* low, float* mas
                           device::Device& device);
 void emulated_round_masters(const float* master, void* to, DType dtype, std::int64_t n,
                             device::Device& device);
+void emulated_mark_pruned(const optim::PrunedSpan& span, device::Device& device);
+void emulated_restore_pruned(const optim::PrunedSpan& span, device::Device& device);
 
 /// The kernels of optim/cuda/dispatch.h for 1-bit optimizers.
 void emulated_compress(const optim::MomentumSpan& span, device::Device& device);

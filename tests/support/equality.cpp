@@ -73,6 +73,7 @@ std::string RunSpec::config() const {
                                        : "") +
          (moments == "fp32" ? "" : R"(, "moments_dtype": ")" + moments + "\"") +
          (adapter.empty() ? "" : R"(, "adapter": {)" + adapter + "}") +
+         (sparsity.empty() ? "" : R"(, "sparsity": {)" + sparsity + "}") +
          R"(}, "parallel": {"timeout_seconds": )" + str(timeout_seconds) +
          (shard_size > 0 ? R"(, "shard_size": )" + str(shard_size) : "") +
          (reduction.empty() ? "" : R"(, "reduction": ")" + reduction + "\"") + stages_keys() +

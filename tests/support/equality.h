@@ -54,7 +54,8 @@ struct RunSpec {
   /// Keys of section `optimizer`.
   std::string optimizer =
       R"("type": "AdamW", "params": {"lr": 0.003, "weight_decay": 0.1, "betas": [0.9, 0.95]})";
-  std::string adapter;  ///< keys of training.adapter; empty: none
+  std::string adapter;   ///< keys of training.adapter; empty: none
+  std::string sparsity;  ///< keys of training.sparsity; empty: none
   /// The prompt, of an adapter with prompts, in front of a row of the step's global batch; null: each in
   /// turn.
   std::function<std::int64_t(int step, std::int64_t row)> prompt_of = nullptr;

@@ -38,6 +38,12 @@ void settle_on_gpu(device::Device&, float*, float, std::int64_t) {
 void take_on_gpu(device::Device&, const AgreedMomentum&, const float*, float*, std::int64_t) {
   refuse();
 }
+void mark_pruned_on_gpu(device::Device&, const PrunedSpan&) {
+  refuse();
+}
+void restore_pruned_on_gpu(device::Device&, const PrunedSpan&) {
+  refuse();
+}
 void round_on_gpu(device::Device&, const float*, void*, DType, std::int64_t) {
   refuse();
 }

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "cli/export/few_bits.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "models/gguf/gguf_blocks.h"
 #include "models/gpt.h"
@@ -18,11 +19,12 @@ struct Exported {
   const config::Config& config;
   models::GptConfig options;
   models::ExportOptions files;
-  std::int64_t prompt = 0;                      ///< which one of several
-  StoredFormat format = StoredFormat::compute;  ///< of linear layers' weights; compute: as the others
-  double error = 0;                             ///< norm of what that rounded away, over the weights'
-  std::optional<models::GgufType> gguf = {};    ///< a GGUF file of that type; nothing: a folder
-  std::string base = {};                        ///< --base
+  std::int64_t prompt = 0;                           ///< which one of several
+  FewBits few_bits = {};                             ///< how linear layers' weights are written
+  double error = 0;                                  ///< norm of what that rounded away, over the weights'
+  std::vector<models::CompressedLayer> layers = {};  ///< of --quantize
+  std::optional<models::GgufType> gguf = {};         ///< a GGUF file of that type; nothing: a folder
+  std::string base = {};                             ///< --base
 };
 
 /// Gives `write` the run's adapter as it is published: a model, its weights, and the adapter's keys. One that

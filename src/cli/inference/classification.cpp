@@ -1,5 +1,7 @@
 #include "cli/inference/classification.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -8,6 +10,7 @@
 #include "base/text/excerpt.h"
 #include "data/dataset_info.h"
 #include "data/packing/packing.h"
+#include "engine/report/progress.h"
 #include "models/inference/embed.h"
 
 namespace sherd::cli {
@@ -173,14 +176,22 @@ std::string classification_report(const Inference& from, const data::IndexedData
          ", or none: prepare it with `sherd prepare --labels`, as the data of its training");
   const LabelledTexts asked = texts_of(dataset, limit, model, info->end_of_document);
   Judged found(model, asked);
+  engine::WorkBar bar(STDERR_FILENO);  // rank 0's
+  std::size_t through = 0;
   from.run("Of classification: give --offload cpu, a smaller --batch-size, or --ranks that share the weights",
            [&](const DistributedPtr& dist) {
              InferenceModel on(from.reader(), from.config(), dist);
              models::classify_texts(on.model(), on.run(), asked.texts, asked.types, batch,
                                     [&](std::size_t text, std::span<const double> probabilities) {
-                                      if (dist->rank() == 0) found.add(text, probabilities);
+                                      if (dist->rank() != 0) return;
+                                      found.add(text, probabilities);
+                                      bar.show({.title = "evaluating",
+                                                .done = static_cast<double>(++through),
+                                                .total = static_cast<double>(asked.texts.size()),
+                                                .unit = "texts"});
                                     });
            });
+  bar.clear();
   if (found.matrix.counted() == 0)
     fail(ErrorKind::data, "none of the ", found.unit(), " of ", dataset.prefix(),
          " has a label, so that nothing can be judged: prepare texts with labels");

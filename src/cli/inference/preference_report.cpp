@@ -1,5 +1,7 @@
 #include "cli/inference/preference_report.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -10,6 +12,7 @@
 #include "base/log.h"
 #include "base/text/excerpt.h"
 #include "cli/inference/inference_model.h"
+#include "engine/report/progress.h"
 #include "models/inference/rewards.h"
 #include "models/inference/score.h"
 
@@ -92,26 +95,36 @@ std::string preference_report(const Inference& from, const data::IndexedDataset&
                 " not fit the model's seq_length: their ends are left out");
   std::vector<double> found(asked.requests.size());
   std::vector<std::int64_t> tokens(found.size(), 1);
+  engine::WorkBar bar(STDERR_FILENO);  // rank 0's
   from.run("Of evaluation: give --offload cpu, fewer --batch-tokens, or --ranks that share the weights",
            [&](const DistributedPtr& dist) {
              InferenceModel on(from.reader(), from.config(), dist);
              std::vector<double> mine;
              std::vector<std::int64_t> counts(found.size(), 1);
+             const auto told = [&](std::size_t through) {
+               if (dist->rank() == 0)
+                 bar.show({.title = "evaluating",
+                           .done = static_cast<double>(through),
+                           .total = static_cast<double>(found.size()),
+                           .unit = "answers"});
+             };
              if (report.rewards) {
                std::vector<Ids> texts;
                std::size_t longest = 1;
                for (const models::ScoreRequest& request : asked.requests)
                  texts.push_back(request.tokens), longest = std::max(longest, request.tokens.size());
                mine = models::reward_texts(on.model(), on.run(), texts,
-                                           most_rows / static_cast<std::int64_t>(longest));
+                                           most_rows / static_cast<std::int64_t>(longest), told);
              } else {
                mine.resize(found.size());
-               const auto scores = models::score_texts(on.model(), on.run(), asked.requests, most_rows);
+               const auto scores =
+                   models::score_texts(on.model(), on.run(), asked.requests, most_rows, {}, told);
                for (std::size_t i = 0; i < mine.size(); ++i)
                  mine[i] = scores[i].log_likelihood, counts[i] = scores[i].tokens;
              }
              if (dist->rank() == 0) found = std::move(mine), tokens = std::move(counts);
            });
+  bar.clear();
   for (std::size_t d = 0; d < asked.documents.size(); ++d) {
     const auto& [chosen, rejected] = asked.documents[d];
     if (chosen) report.chosen.add(found[*chosen]);

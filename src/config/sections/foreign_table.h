@@ -324,8 +324,9 @@ progressive_layer_drop | section but disabled: {"enabled": true} | leave out lay
 eigenvalue | section but disabled: {"enabled": true} | curvature of layers, for quantised training | it serves
     quantised training | enabled verbose max_iter tol stability gas_boundary_resolution layer_name layer_num
 compression_training | section but all disabled: {"layer_reduction": {"enabled": true}} | quantise and prune
-    while training | there is no compression in this build | weight_quantization activation_quantization
-    sparse_pruning row_pruning head_pruning channel_pruning layer_reduction
+    while training | training.sparsity prunes; there is no other compression in this build |
+    weight_quantization activation_quantization sparse_pruning row_pruning head_pruning channel_pruning
+    layer_reduction
 quantize_training | section but disabled: {"enabled": true} | quantise weights while training | there is no
     quantisation in this build | enabled quantize_weight_in_forward quantize_verbose quantize_groups
     quantize_bits quantize_schedule quantize_algo fp16_mixed_quantize quantizer_kernel eigenvalue

@@ -30,6 +30,10 @@ void check_training(Training& training, const Given& given, const Value& section
   if (!training.adapter.save_base && training.init_from.empty())
     section.error("adapter.save_base is false, and checkpoints would name the files of init_from: give it");
   drop_idle_double(training.adapter, section, "training.base_double_quant");
+  if (training.sparsity.prunes() && training.adapter.type != AdapterType::none)
+    section.error(
+        "sparsity prunes weights that train, and beside an adapter they do not: leave out one of the two. An "
+        "adapter can begin from the checkpoint of a run that pruned them (init_from)");
   const char* by_loss = training.keep_best ? "keep_best" : training.patience > 0 ? "patience" : nullptr;
   if (by_loss && training.eval_interval == 0)
     section.error(by_loss, " goes by the validation loss: set eval_interval, the steps between evaluations");
@@ -215,11 +219,47 @@ std::vector<Key<Training>> step_keys() {
           .means("steps between lines of progress where the output is no terminal; 0: each has one")};
 }
 
+Key<Sparsity> weight_patterns(const char* name, const char* example,
+                              std::vector<std::string> Sparsity::*field) {
+  return custom<Sparsity>(
+             name, example,
+             [field](Sparsity& sparsity, const Value& value) {
+               sparsity.*field = read_patterns(value, "\"blocks.*.mlp.*\"");
+             },
+             [field](const Sparsity& sparsity) { return list_of(sparsity.*field); })
+      .takes({"string, or list of strings", R"({"type": ["string", "array"], "items": {"type": "string"}})"});
+}
+
+Key<Training> sparsity_key() {
+  const auto unused = [] {
+    return idle([](const Config& c) { return !c.training.sparsity.prunes(); },
+                "no effect: training.sparsity.pattern is none");
+  };
+  return section(
+             "sparsity", &Training::sparsity,
+             Table<Sparsity>{
+                 Auto::to_default,
+                 {choice("pattern", &Sparsity::pattern, {"none", "2:4"}, "\"2:4\"")
+                      .means("which weights of linear layers are zero from the first step on, and stay so: "
+                             "`2:4`, of each four neighbours along an output's inputs the two of least "
+                             "magnitude ([more](sparsity.md))",
+                             "DeepSpeed's `compression_training` has masks of other shapes",
+                             Concerns::training),
+                  weight_patterns("targets", "[\"blocks.*.mlp.*\"]", &Sparsity::targets)
+                      .means("patterns of full names of the weights, among those of linear layers of blocks "
+                             "and experts (`*` matches dots too)",
+                             Concerns::training, unused()),
+                  weight_patterns("exclude", "[\"blocks.0.*\"]", &Sparsity::exclude)
+                      .means("patterns of those among them that stay dense", Concerns::training, unused())}})
+      .with(unless_default);
+}
+
 Table<Training> training_table() {
   Table<Training> table{Auto::is_a_value, course_keys(), check_training};
   append(table.keys, step_keys());
   table.keys.push_back(adapter_key());
   table.keys.push_back(preference_key());
+  table.keys.push_back(sparsity_key());
   for (const Key<Adapter>& key : base_keys()) {
     Key<Training> same = inside(&Training::adapter, key);
     same.write = {}, same.matters = {}, same.aliases.clear();

@@ -151,6 +151,7 @@ Checkpoints::OpenedCheckpoint Checkpoints::open(const std::filesystem::path& fol
     if (engine_.config_.training.adapter.type != config::AdapterType::none)
       require_same_adapter(*reader, engine_.config_.training.adapter);
     require_same_model(*reader, shapes_of(engine_.model_->parameters()), &engine_.config_);
+    require_same_pruning(*reader, *engine_.model_, engine_.config_.training.sparsity);
     needed = require_states(*reader, engine_.sharded(), Kinds::all);
     require_step_states(*engine_.model_, reader->manifest().step_states);
     if (verify) reader->verify_share(engine_.dist_->rank(), engine_.dist_->world_size());

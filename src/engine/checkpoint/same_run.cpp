@@ -1,7 +1,9 @@
 #include "engine/checkpoint/same_run.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
+#include <set>
 #include <tuple>
 
 #include "base/crc32c.h"
@@ -9,6 +11,7 @@
 #include "data/tokenizer.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/setup/process_grid.h"
+#include "engine/setup/pruned_layers.h"
 
 namespace sherd::engine {
 
@@ -113,6 +116,38 @@ void require_same_adapter(const CheckpointReader& reader, const config::Adapter&
   require_same_adapter(
       config::parse_text(reader.manifest().config, "the checkpoint's configuration").training.adapter, here,
       cat("checkpoint ", reader.folder().string()));
+}
+
+void require_same_pruning(const CheckpointReader& reader, const nn::Module& model,
+                          const config::Sparsity& here) {
+  config::Sparsity saved;
+  try {
+    saved = config::parse_text(reader.manifest().config, "the checkpoint's configuration").training.sparsity;
+  } catch (const Error&) {
+    return;  // of another version: changes_since() says so
+  }
+  if (saved == here) return;
+  const auto names_of = [&](const config::Sparsity& sparsity) {
+    std::set<std::string> out;
+    for (const auto& [name, weight] : weights_to_prune(model, sparsity)) out.insert(name);
+    return out;
+  };
+  const std::set<std::string> there = names_of(saved), own = names_of(here);
+  if (there == own) return;
+  const std::string where = cat("checkpoint ", reader.folder().string());
+  if (there.empty())
+    fail(ErrorKind::config, where, " is of a run without training.sparsity, and to go on from it prunes ",
+         "nothing: begin a run from its weights (training.init_from, into another save_dir), which prunes "
+         "them, or leave out the key");
+  std::vector<std::string> other;
+  std::set_symmetric_difference(there.begin(), there.end(), own.begin(), own.end(),
+                                std::back_inserter(other));
+  const bool lost = there.contains(other.front());
+  fail(ErrorKind::config, "training.sparsity is not that of ", where, ", where ", other.front(),
+       lost ? " is pruned: it would not stay so" : " is not pruned: to go on does not prune it",
+       other.size() > 1 ? cat(", nor would ", other.size() - 1, " more weights be as there") : "",
+       ". Set the section as there, or begin a run from its weights (training.init_from, into another "
+       "save_dir)");
 }
 
 namespace {

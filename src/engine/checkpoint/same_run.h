@@ -29,6 +29,11 @@ void require_same_adapter(const config::Adapter& saved, const config::Adapter& a
 /// The same for the adapter of the run that saved a checkpoint.
 void require_same_adapter(const CheckpointReader& reader, const config::Adapter& adapter);
 
+/// Throws Error{config} where a run that goes on would prune other weights of `model` than the one that saved
+/// (training.sparsity): its checkpoint holds none to prune, or pruned ones that would not stay so.
+void require_same_pruning(const CheckpointReader& reader, const nn::Module& model,
+                          const config::Sparsity& sparsity);
+
 /// How the ranks that saved differ from those here, in number or in how they share the model; empty: not.
 std::string layout_change(const Manifest& saved, const comm::Grid& grid);
 

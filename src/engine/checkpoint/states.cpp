@@ -7,6 +7,8 @@
 #include "engine/checkpoint/same_run.h"
 #include "engine/checkpoint/weights.h"
 #include "engine/step/step_states.h"
+#include "optim/split_master.h"
+#include "tensor/formats/pruned.h"
 
 namespace sherd::engine {
 
@@ -183,6 +185,24 @@ void read_states(const CheckpointReader& reader, const sharding::ShardedModel& m
       });
 }
 
+namespace {
+
+/// Reads weights of which two in four are to be pruned, as what they are in fp32 says, whatever type they
+/// get. A part of a parameter that is read at once begins and ends between fours.
+void read_pruned(nn::WeightSource& source, const std::string& name, const tensor::Slice& slice,
+                 std::int64_t begin, const Tensor& to, device::Device& device) {
+  const bool wide = to.dtype() == DType::f32;
+  const Tensor values = wide ? to : Tensor::on_host(device, {to.numel()}, DType::f32);
+  source.read(name, slice, begin, values);
+  const auto count = static_cast<std::size_t>(values.numel());
+  tensor::prune_two_of_four({values.data<float>(), count});
+  if (wide) return;
+  optim::round_masters(values.data<float>(), to.raw(), to.dtype(), to.numel(), device.arena());
+  tensor::keep_unpruned({values.data<float>(), count}, {reinterpret_cast<std::uint16_t*>(to.raw()), count});
+}
+
+}  // namespace
+
 void read_weights(nn::WeightSource& source, const sharding::ShardedModel& model, device::Device& device) {
   for_each_piece(model, Kinds::weights, PieceUse::read,
                  [&](const SavedState& state, const autograd::Parameter& parameter, const Piece& piece) {
@@ -190,7 +210,11 @@ void read_weights(nn::WeightSource& source, const sharding::ShardedModel& model,
                    const tensor::Slice slice = parameter.logical_slice();
                    in_chunks(device, state.value_dtype(), piece.count,
                              [&](std::int64_t done, const Tensor& elements) {
-                               source.read(parameter.name, slice, piece.parameter_begin + done, elements);
+                               const std::int64_t begin = piece.parameter_begin + done;
+                               if (parameter.pruned)
+                                 read_pruned(source, parameter.name, slice, begin, elements, device);
+                               else
+                                 source.read(parameter.name, slice, begin, elements);
                                state.write(piece.flat_begin + done, elements);
                              });
                  });

@@ -1,6 +1,7 @@
 #include "engine/update/pass_runner.h"
 
 #include "device/accelerator.h"
+#include "engine/update/pruned_weights.h"
 #include "engine/update/update_staging.h"
 
 namespace sherd::engine {
@@ -29,14 +30,20 @@ bool PassRunner::run(const UpdateView& view, device::Device& device, const Updat
       pass.charge_on_gpu();
     return true;
   }
+  const bool prunes = pass.moves_weights && view.segment->has_pruned();
+  const auto work = [&](const UpdateView& part, std::int64_t most, optim::FiniteCheck& check) {
+    prunes ? update_pruned(part, most, pass.work, device, check) : pass.work(part, check);
+  };
   const auto on_processor = [&](const UpdateView& part) {
+    // What is read three times is so from a cache.
+    constexpr std::int64_t most = std::int64_t{1} << 17;
     optim::FiniteCheck check(device);
-    pass.work(part, check);
+    work(part, most, check);
     return check.finite();
   };
   if (beside) return on_gpu(device).staging.run(on_processor, pass.moves_weights);
   if (device.kind() == device::Kind::cpu) return on_processor(view);
-  pass.work(view, on_gpu(device).check);
+  work(view, view.gradients.numel(), on_gpu(device).check);
   if (pass.moves_weights && view.segment->parameters().stored())
     device.synchronize();  // the store is going to read them
   return true;

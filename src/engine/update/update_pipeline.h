@@ -23,6 +23,7 @@
 //                       the masters rounded by optim/ (UpdateContext: by which rates)
 //   pass_runner.h       where it is done: on the processor, on a GPU, or on the processor beside a GPU, to
 //                       which gradients come in parts (update_staging.h)
+//   pruned_weights.h    keeps pruned weights zero, around any rule's pass
 //   optimizer.h         rules, rates and counts; parameter_groups.h: whose they are, and what Muon and 8-bit
 //                       AdamW leave to AdamW (companion_groups.cpp)
 //   rules/              what some rules need beside that one pass (rules/rule_updates.h)

@@ -4,6 +4,8 @@
 #include <numbers>
 
 #include "tensor/cpu/loops.h"
+#include "tensor/extents.h"
+#include "tensor/formats/pruned.h"
 
 namespace sherd::tensor::cpu {
 namespace {
@@ -110,6 +112,21 @@ void CpuKernels::scale(const Tensor& x, double factor, const Tensor& out) {
   const auto op = isa_.elementwise[storage_index(out)].scale;
   in_chunks(device_, out.numel(), element_grain, [&](Count begin, Count count) {
     op(at(x, begin), static_cast<float>(factor), at(out, begin), count);
+  });
+}
+
+void CpuKernels::zero_pruned(const Tensor& weight, const Tensor& x) {
+  check_zero_pruned(weight, x);
+  with_bits(weight.dtype(), [&](auto weight_bits) {
+    with_bits(x.dtype(), [&](auto bits) {
+      using W = decltype(weight_bits);
+      using B = decltype(bits);
+      in_chunks(device_, x.numel(), element_grain, [&](Count begin, Count count) {
+        const auto* w = reinterpret_cast<const W*>(at(weight, begin));
+        auto* to = reinterpret_cast<B*>(at(x, begin));
+        for (Count i = 0; i < count; ++i) to[i] = w[i] == pruned_bits<W> ? B{0} : to[i];
+      });
+    });
   });
 }
 

@@ -1,5 +1,7 @@
 #include "tensor/cuda/families.cuh"
 #include "tensor/cuda/math.cuh"
+#include "tensor/extents.h"
+#include "tensor/formats/pruned.h"
 
 namespace sherd::tensor::SHERD_CUDA {
 namespace {
@@ -193,6 +195,12 @@ void arithmetic(const char* name, const Target& target, const Op& op, const Tens
   });
 }
 
+template <class W, class B>
+__global__ void zero_pruned_kernel(const W* weight, B* x, Count n) {
+  for (Count i = grid_thread(); i < n; i += grid_threads())
+    if (weight[i] == pruned_bits<W>) x[i] = 0;
+}
+
 /// y[row] = act(gate[row])·up[row], tensor::Glu; a block takes one row after the other.
 template <int width, class Act, class S>
 __global__ void glu_kernel(Count rows, Count f, const S* x, S* y) {
@@ -300,6 +308,20 @@ void CudaKernels::activation_backward(Activation kind, const Tensor& x, const Te
     case Activation::log:
       return elementwise("log_backward", target_, LogBackward{}, dx, x, dy);
   }
+}
+
+void CudaKernels::zero_pruned(const Tensor& weight, const Tensor& x) {
+  check_zero_pruned(weight, x);
+  if (x.numel() == 0) return;
+  with_bits(weight.dtype(), [&](auto weight_bits) {
+    with_bits(x.dtype(), [&](auto bits) {
+      using W = decltype(weight_bits);
+      using B = decltype(bits);
+      launch(zero_pruned_kernel<W, B>, blocks_for(x.numel(), element_threads, target_.processors, 32),
+             element_threads, 0, target_.stream, reinterpret_cast<const W*>(weight.raw()),
+             reinterpret_cast<B*>(x.raw()), x.numel());
+    });
+  });
 }
 
 void CudaKernels::tanh(const Tensor& x, const Tensor& out) {

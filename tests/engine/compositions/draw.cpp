@@ -86,6 +86,8 @@ RunSpec draw_problem(Dice& dice) {
     p.moe = draw_experts(dice);
   else if (dice.chance(20))
     p.adapter = draw_adapter(dice, p.llama);
+  else if (dice.chance(25))
+    p.sparsity = dice.pick({R"("pattern": "2:4")", R"("pattern": "2:4", "targets": "*.mlp.*")"});
   if (!p.llama && !p.adapter.empty()) p.kv_heads = heads;  // no public family shares them
   p.optimizer = draw_optimizer(dice);
   if (!takes_rule(p, "AdamW8bit") && !takes_rule(p, "OneBit") && dice.chance(15)) p.moments = "bf16";

@@ -126,6 +126,7 @@ const std::vector<Simplification>& simpler_problems() {
   static const std::vector<Simplification> all{
       [](RunSpec& s) { s.moe = ""; },
       [](RunSpec& s) { s.adapter = ""; },
+      [](RunSpec& s) { s.sparsity = ""; },
       [](RunSpec& s) { s.groups = ""; },
       [](RunSpec& s) {
         if (takes_rule(s, "OneBit")) s.shard_size = replicas(s) > 1 ? s.shard_size : 0;

@@ -10,7 +10,7 @@ namespace sherd::device {
 class Device;
 }
 
-// What keeps pruned weights −0, and no others (tensor/formats/pruned.h), around any update of theirs: a rule
+// Pruned weights, and no others, are −0 (tensor/formats/pruned.h) after any update of theirs too: a rule
 // may move a weight without a gradient (Muon's orthogonal directions, one bit of momentum), lose the sign of
 // a zero, or end at −0 by chance. While the update runs, the gradient remembers which weights are pruned.
 namespace sherd::optim {

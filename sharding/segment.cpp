@@ -244,7 +244,7 @@ void Segment::prune(std::int64_t begin, const Tensor& values) const {
           {values.data<float>() + (piece.flat_begin - begin), static_cast<std::size_t>(piece.count)});
 }
 
-/// Of weights that were rounded to 16 bits.
+/// Weights that were rounded to 16 bits.
 void Segment::keep_unpruned(std::int64_t begin, const Tensor& values, const Tensor& rounded) const {
   for (const Piece& piece : layout_.pieces(begin, begin + values.numel())) {
     if (!layout_.parameters()[piece.slot]->pruned) continue;

@@ -253,7 +253,7 @@ class Scorer {
             {index, static_cast<std::int32_t>(row), text.tokens[static_cast<std::size_t>(i)]});
   }
 
-  /// What the texts of a group have alike, or the whole of one text.
+  /// Adds the tokens that a group's texts have alike, or the whole of one text.
   void begin(const Group& group, std::int64_t place, PassRows& rows) const {
     const ScoreRequest& text = texts_[group.front()];
     const std::int64_t source = model_.config().has_encoder() ? text.first : 0,
@@ -268,7 +268,7 @@ class Scorer {
       label(i, text.first, group.size() > 1 ? text.first + 1 : std::ssize(text.tokens), row, rows);
   }
 
-  /// What a text has behind the first token that it scores.
+  /// Adds the tokens of a text behind the first one that it scores.
   void go_on(std::size_t index, std::int64_t place, PassRows& rows) const {
     const ScoreRequest& text = texts_[index];
     const std::int64_t at = rows.begin_sequence();

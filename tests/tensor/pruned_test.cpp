@@ -36,7 +36,7 @@ TEST(Pruned, keeps_the_two_of_largest_magnitude_of_each_four) {
   expect_pruned({5, -huge, nan, 6}, {-0.f, -huge, nan, -0.f});
 }
 
-/// Of any four numbers, by sorting them.
+/// The mask of any four numbers is found by sorting them.
 TEST(Pruned, agrees_with_sorted_magnitudes) {
   std::vector<float> weights;
   for (const double x : normals_in(DType::f32, 4000, 3)) weights.push_back(static_cast<float>(x));

@@ -35,7 +35,7 @@ bool PassRunner::run(const UpdateView& view, device::Device& device, const Updat
     prunes ? update_pruned(part, most, pass.work, device, check) : pass.work(part, check);
   };
   const auto on_processor = [&](const UpdateView& part) {
-    // What is read three times is so from a cache.
+    // Values are read three times, from a cache.
     constexpr std::int64_t most = std::int64_t{1} << 17;
     optim::FiniteCheck check(device);
     work(part, most, check);

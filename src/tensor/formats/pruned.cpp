@@ -5,7 +5,7 @@
 namespace sherd::tensor {
 namespace {
 
-/// What weights are compared by: magnitudes as integers, with one that is pruned below all.
+/// Weights are compared by this: magnitudes as integers, a pruned one's below all.
 std::int64_t rank_of(float weight) {
   const auto bits = std::bit_cast<std::uint32_t>(weight);
   return bits == pruned_bits<std::uint32_t> ? -1 : static_cast<std::int64_t>(bits & 0x7fffffffu);

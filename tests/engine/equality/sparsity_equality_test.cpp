@@ -87,7 +87,7 @@ void expect_two_of_each_four(const std::map<std::string, std::vector<bool>>& mas
   }
 }
 
-/// Of each four weights two are −0 and stay so, in the compute type too, the others move, and moments of
+/// Two of each four weights are −0 and stay so, in the compute type too, the others move, and moments of
 /// pruned ones are `initial`, as they began.
 void expect_kept_sparse(const SparseRun& run, const std::string& dtype, std::size_t matrices,
                         float initial = 0) {

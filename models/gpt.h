@@ -10,7 +10,8 @@
 // - adapters as modules: adapters/adapters.cpp; which modules have one: hub/adapter_targets.cpp; names in
 //   files: hub/adapter_names.cpp; merging: adapters/merged_weights.cpp; prompts, and what they begin as:
 //   adapters/prompt_weights.h; the layers: sharding/parallel/adapters/
-// - exports in few bits: hub/low_bit_export.cpp; compressed-tensors' forms: hub/compressed_export.cpp, and how
+// - exports in few bits: hub/low_bit_export.cpp; compressed-tensors' forms: hub/compressed_export.cpp, and
+// how
 //   layers are rounded and calibrated for them: compressed/
 // - generation: inference/generate.cpp; the next token, stop strings: inference/sampling.cpp; how likely
 //   texts are: inference/score.cpp

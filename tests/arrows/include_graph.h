@@ -51,7 +51,8 @@ inline const std::vector<ThirdParty>& third_parties() {
   static const std::vector<ThirdParty> parties{
       {{"tbb/", "oneapi/tbb"}, {"src/base/"}},
       {{"oneapi/dnnl/", "dnnl"}, {"src/tensor/"}},
-      {{"Eigen/", "unsupported/Eigen"}, {"src/tensor/", "src/planning/", "models/adapters/", "models/compressed/"}},
+      {{"Eigen/", "unsupported/Eigen"},
+       {"src/tensor/", "src/planning/", "models/adapters/", "models/compressed/"}},
       {{"mpi.h", "mpi-ext.h"}, {"src/comm/mpi/", "bench/programs/"}},
       {{"nlohmann/"},
        {"src/base/", "src/config/", "src/tensor/", "src/data/", "src/engine/", "src/cli/", "models/gguf/",

@@ -18,8 +18,8 @@
 #include "support/places.h"
 #include "support/reference_file.h"
 
-/// Runs of a few steps of the models that scripts/references/make_reference.py made, whose weights, tokens and labels
-/// tests/models/reference holds, for comparison with PyTorch's.
+/// Runs of a few steps of the models that scripts/references/make_reference.py made, whose weights, tokens
+/// and labels tests/models/reference holds, for comparison with PyTorch's.
 namespace sherd::test {
 
 using ModelReference = std::map<std::string, ReferenceTensor>;

@@ -129,6 +129,8 @@ models of one's own (find_package(Sherd))."
 libzstd-dev, pkg-config, zlib1g-dev")
     install(DIRECTORY ${PROJECT_SOURCE_DIR}/examples/ DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/libsherd-dev/examples
             COMPONENT development PATTERN slurm EXCLUDE)
+    install(DIRECTORY ${PROJECT_SOURCE_DIR}/examples/slurm DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/sherd/examples
+            COMPONENT data)
   else()
     set(CPACK_COMPONENTS_ALL program)
     set(with_mpi "program with MPI")

@@ -115,8 +115,9 @@ void inspect(const CheckpointReader& reader, const fs::path& given) {
   put("checkpoint", reader.folder().string());
   if (reader.folder() != given) {
     std::string tags;
-    for (const auto& [step, name] : all_tags(given)) tags += (tags.empty() ? "" : ", ") + name;
-    put("others there", tags);
+    for (const auto& [step, name] : all_tags(given))
+      if (name != reader.folder().filename()) tags += (tags.empty() ? "" : ", ") + name;
+    if (!tags.empty()) put("others there", tags);
   }
   put("step", cat(manifest.global_steps, ", ", manifest.global_samples, " samples, ", manifest.skipped_steps,
                   " skipped"));

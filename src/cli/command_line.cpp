@@ -179,7 +179,10 @@ bool CommandLine::parse(std::vector<std::string> arguments) {
     if (!argument.starts_with("--")) continue;
     const std::string name = argument.substr(2, argument.find('=') - 2);
     if (std::find(names.begin(), names.end(), name) == names.end())
-      state_->wrong("unknown option '--", excerpt(name), "'; ", suggest(name, names, "--"));
+      state_->wrong("unknown option '--", excerpt(name), "'; ", suggest(name, names, "--"),
+                    state_->takes_program && state_->program.empty()
+                        ? "; the program and its own options come behind --"
+                        : "");
   }
   std::vector<const char*> pointers{"sherd"};
   for (const std::string& argument : arguments) pointers.push_back(argument.c_str());

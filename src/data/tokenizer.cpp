@@ -105,12 +105,16 @@ std::shared_ptr<const Tokenizer> make_tokenizer(const std::string& spec, const s
 
 std::string read_model_file(const std::string& model_path) {
   std::ifstream in(model_path, std::ios::binary);
+  std::string of_sentencepiece;
+  if (const auto beside = std::filesystem::path(model_path).replace_filename("tokenizer.model");
+      !in && std::filesystem::exists(beside))
+    of_sentencepiece = cat(", or take 'spm:", beside.string(), "', which is there");
   if (!in || std::filesystem::is_directory(model_path))
     fail(ErrorKind::io, "cannot read the tokenizer '", model_path, "', which ",
          std::filesystem::is_directory(model_path) ? "is a folder"
          : !std::filesystem::exists(model_path)    ? "is not there"
                                                    : "may not be read",
-         "; check the path behind 'spm:' or 'hf:'");
+         "; check the path behind 'spm:' or 'hf:'", of_sentencepiece);
   std::string bytes(std::istreambuf_iterator<char>(in), {});
   if (!model_path.ends_with(".json")) return bytes;
   return with_tokens_beside(std::move(bytes), [&](const std::string& name) {

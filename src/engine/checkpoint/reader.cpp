@@ -53,7 +53,8 @@ std::string folders_with(const fs::path& directory, const char* file) {
 /// The whole checkpoints in a folder, or the runs, for errors.
 std::string there_are(const fs::path& directory) {
   std::error_code error;
-  if (!fs::is_directory(directory, error)) return "there is no such folder";
+  if (!fs::is_directory(directory, error))
+    return "there is no such folder; name that of a run, its training.save_dir";
   if (const std::string runs = folders_with(directory, latest_pointer); !runs.empty())
     return "it is a folder of runs; name one of them: " + excerpt(runs, 300);
   const std::string names = folders_with(directory, "manifest.json");

@@ -139,6 +139,7 @@ inline std::string base_for(const std::string& path) {
       {"training.adapter.original_ln_before", bottlenecked},
       {"training.adapter.name", bottlenecked},
       {"training.adapter", adapted},
+      {"training.sparsity.pattern", "{}"},
       {"training.sparsity", R"({"training": {"sparsity": {"pattern": "2:4"}}})"},
       {"training.keep_best", R"({"training": {"eval_interval": 50, "save_dir": "runs/a"}})"},
       {"training.patience", R"({"training": {"eval_interval": 50}})"},

@@ -93,10 +93,10 @@ TEST_F(GenerateProgram, KeepsWeightsInFewBits) {
   const Outcome whole = said("compute", "0");
   ASSERT_EQ(whole.code, 0) << whole.err;
   EXPECT_EQ(said("bf16", "0").out, whole.out);
-  // 6.3 million weights of linear layers.
-  const Outcome in_4_bits = said("nf4", "10MiB");
+  // 6.3 million weights of linear layers; a processor with AVX2 alone decodes the largest into fp32.
+  const Outcome in_4_bits = said("nf4", "12MiB");
   EXPECT_EQ(in_4_bits.code, 0) << in_4_bits.err;
-  EXPECT_THAT(said("compute", "10MiB").err, HasSubstr("--base-format nf4"));
+  EXPECT_THAT(said("compute", "12MiB").err, HasSubstr("--base-format nf4"));
 }
 
 TEST_F(GenerateProgram, SaysWhatDoesNotGoTogether) {

@@ -98,7 +98,7 @@ TEST_F(Weights, ACheckpointIsInspectedVerifiedAndConverted) {
   ASSERT_EQ(sherd(with({"training.save_interval=3"}, {"--ranks", "2"})).code, 0);
   const Outcome shown = sherd({"checkpoint", "inspect", in("run"), "--parameters"});
   ASSERT_EQ(shown.code, 0) << shown.err;
-  for (const char* part : {"global_step3, global_step6", "6, 24 samples", "2 ranks, data 2, shard 2",
+  for (const char* part : {"others there   global_step3\n", "6, 24 samples", "2 ranks, data 2, shard 2",
                            "exp_avg (fp32) of 28", "blocks.0.attention.qkv.weight [96, 32]"})
     EXPECT_THAT(shown.out, HasSubstr(part));
   const Outcome verified = sherd({"checkpoint", "verify", in("run"), "--all"});
